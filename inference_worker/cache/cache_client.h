@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/kv_layout.h"
+#include "common/module_key.h"
+
+namespace promptcache::worker {
+
+enum class AcquireOutcome { kHit, kReserved, kPending, kMiss };
+// promptcache.v1.MissReason, same numbers.
+enum class CacheMissReason : uint32_t {
+  kNone = 0,
+  kNeverSeen = 1,
+  kEvicted = 2,
+  kExpired = 3,
+  kIdentityDiffers = 4,
+  kNotYetCommitted = 5,
+  kNoMemory = 6,
+  kNotResident = 7,
+  kCorrupt = 8,
+};
+
+// One module asked for. The paths and parts serve reasons and lists only.
+struct AcquireKey {
+  ModuleKey key;
+  uint32_t num_tokens = 0;
+  std::string path;
+  IdentityParts parts{};
+};
+
+// One module as the daemon answered: page addresses in this process.
+struct AcquiredModule {
+  AcquireOutcome outcome = AcquireOutcome::kMiss;
+  CacheMissReason miss_reason = CacheMissReason::kNone;
+  IdentityField differing_field = IdentityField::kNone;
+  // Hit and reserved: one address per page. read_pages is the read-only
+  // mapping; write_pages (reserved only) the writable alias.
+  std::vector<const std::byte*> read_pages;
+  std::vector<std::byte*> write_pages;
+  uint64_t generation = 0;
+  uint64_t reservation_id = 0;
+  std::vector<uint64_t> page_sums;  // of a hit, when asked for
+};
+
+struct CommitModule {
+  uint64_t reservation_id = 0;
+  std::vector<uint64_t> page_sums;
+  std::string schema;
+  std::string path;
+  Digest text_sha256;
+  Digest context_key;
+  uint32_t num_tokens = 0;
+  uint64_t compute_us = 0;
+  // CachePolicy; negative ttl: the daemon's default.
+  absl::Duration ttl = absl::Seconds(-1);
+  bool absolute_ttl = false;
+  bool pin = false;
+};
+
+// A session's right to read. Move-only; releases in the destructor (without
+// waiting for an answer). Must not outlive the CacheClient that granted it.
+class CacheLease {
+ public:
+  virtual ~CacheLease() = default;
+  // Parallel to the keys asked for.
+  virtual const std::vector<AcquiredModule>& modules() const = 0;
+  // Blocks until key `index` (kPending) is resolved or the deadline passes;
+  // then modules()[index] holds the new outcome (kHit, kReserved or kMiss), or
+  // still kPending after DeadlineExceeded. Unavailable when the daemon is gone.
+  virtual absl::Status WaitPending(size_t index, absl::Time deadline) = 0;
+  // Seals reservations of this lease; parallel bools: false when one was gone,
+  // its pages must not be read any more. Committed ones are leased from then
+  // on and their outcome stays kReserved.
+  virtual absl::StatusOr<std::vector<bool>> Commit(
+      const std::vector<CommitModule>& modules, absl::Time deadline) = 0;
+  // Gives reservations back; not answered. The destructor does it for those
+  // that were neither committed nor aborted.
+  virtual void Abort(const std::vector<uint64_t>& reservation_ids) = 0;
+  // True while every page of module `index` still carries its generation and
+  // the session that granted it lives. Checked when views are built and after
+  // each step that read them.
+  virtual bool Valid(size_t index) const = 0;
+  virtual void ReportCorruption(size_t index) = 0;
+};
+
+// The worker's connection to the daemon of its node: one session, re-attached
+// in the background after any loss (jittered back-off, 50 ms to 2 s). Segments
+// are mapped once per session. Thread-safe; Acquire may be called from many
+// threads at once.
+class CacheClient {
+ public:
+  struct Options {
+    std::string socket_path;  // gRPC; the descriptor socket is "<path>.fd"
+    std::string worker_id;
+    std::string model;
+    KvLayout layout;
+    absl::Duration acquire_timeout = absl::Seconds(1);
+    // A schema changed or was deleted (revision 0); called on a gRPC thread,
+    // must not block. May be empty.
+    std::function<void(const std::string& name, uint64_t revision)>
+        on_schema_changed;
+  };
+  struct AcquireArgs {
+    std::vector<AcquireKey> keys;
+    bool reserve_missing = true;
+    bool want_page_sums = false;
+    std::string schema;
+    std::string isolation_domain = "default";
+  };
+
+  // Succeeds without a daemon, too: then it attaches when one comes.
+  static absl::StatusOr<std::unique_ptr<CacheClient>> Create(
+      const Options& options);
+  virtual ~CacheClient() = default;
+
+  virtual bool attached() const = 0;
+  virtual absl::Status WaitAttached(absl::Time deadline) = 0;
+  // Unavailable without a daemon, DeadlineExceeded after acquire_timeout.
+  virtual absl::StatusOr<std::unique_ptr<CacheLease>> Acquire(
+      const AcquireArgs& args) = 0;
+  // What a finished request used. Not answered.
+  virtual void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
+                         uint64_t fresh_tokens) = 0;
+};
+
+}  // namespace promptcache::worker

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/kv_layout.h"
+#include "common/kv_view.h"
+
+namespace promptcache::worker {
+
+enum class LogitsWanted { kNone, kLast, kAll };
+
+// Rows of one pass that belong together: consecutive tokens at consecutive
+// positions of one piece of a module or of one fresh span. Spans point into the
+// caller's memory and must outlive the call of Forward.
+struct RowGroup {
+  std::span<const int32_t> tokens;
+  // Position of tokens[0]. For a fresh span of a plan: its plan position; for a
+  // module being encoded: its local position. Only differences to views'
+  // offsets matter.
+  int32_t position = 0;
+  // What every row sees in full, in plan order. Views may lie in pages that
+  // other groups of the same pass write: in each layer all keys and values are
+  // written before any attention reads.
+  std::span<const KvView> visible;
+  // The piece's or span's own KV from its first token on, these rows being its
+  // last: row r sees its first own.num_tokens - tokens.size() + r + 1 tokens.
+  KvView own;
+  // Writable addresses of own.pages, parallel to it (the same addresses for
+  // private pages, the writable alias for a reservation's).
+  std::byte* const* own_write_pages = nullptr;
+  LogitsWanted logits = LogitsWanted::kNone;
+};
+
+// A loaded model on a device. Forward is not reentrant: one pass at a time
+// (runs on the scheduler's thread).
+//
+// What a row gives depends only on its token, its position relative to what it
+// sees, and the bytes of what it sees: never on the other rows of the pass, on
+// where pages lie, on how a span was split into passes, or on the number of
+// threads. Bit for bit on the CPU (ARCHITECTURE section 4).
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // One ragged pass over all groups. On success `logits` holds
+  // [number of rows that asked for them][vocab_size], in the order of groups
+  // and rows. InvalidArgument, before anything is written, for a token id,
+  // position or view out of range.
+  virtual absl::Status Forward(std::span<const RowGroup> groups,
+                               std::vector<float>* logits) = 0;
+
+  virtual const KvLayout& layout() const = 0;
+  virtual uint32_t vocab_size() const = 0;
+  virtual uint32_t context_length() const = 0;
+  // Names what results depend on besides the model: "exact/avx512bf16". Part
+  // of the model fingerprint of module keys.
+  virtual const std::string& numerics() const = 0;
+  virtual uint32_t num_threads() const = 0;
+};
+
+}  // namespace promptcache::worker

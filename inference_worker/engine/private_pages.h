@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/kv_layout.h"
+#include "common/mutex.h"
+
+namespace promptcache::worker {
+
+// The worker's own KV pages: tails (fresh and generated tokens) and everything
+// that is computed without the cache. One populated allocation with a hard
+// budget, handed out page by page, zeroed. Thread-safe.
+class PrivatePages {
+ public:
+  static absl::StatusOr<std::unique_ptr<PrivatePages>> Create(
+      const KvLayout& layout, uint64_t capacity_bytes);
+  ~PrivatePages();
+  PrivatePages(const PrivatePages&) = delete;
+  PrivatePages& operator=(const PrivatePages&) = delete;
+
+  // All or nothing. ResourceExhausted, with the numbers, when there are not
+  // enough; FailedPrecondition-like sizes (more than the whole pool) are
+  // ResourceExhausted too.
+  absl::StatusOr<std::vector<std::byte*>> Allocate(uint64_t num_pages)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // REQUIRES: pages came from Allocate of this pool and were not freed.
+  void Free(const std::vector<std::byte*>& pages) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const KvLayout& layout() const { return layout_; }
+  uint64_t capacity_pages() const { return capacity_pages_; }
+  uint64_t free_pages() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  PrivatePages(const KvLayout& layout, std::byte* base,
+               uint64_t capacity_pages);
+
+  const KvLayout layout_;
+  std::byte* const base_;
+  const uint64_t capacity_pages_;
+  mutable Mutex mu_;
+  std::vector<uint32_t> free_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace promptcache::worker

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/digest.h"
+
+namespace promptcache::worker {
+
+enum class TensorType { kF32, kF16, kBf16, kQ8_0, kQ4_0, kQ4_1 };
+std::string_view TensorTypeName(TensorType type);
+
+// A matrix [rows, cols] (or a vector: rows = 1) as it lies in the file,
+// row-major; quantised types are blocks of 32 along a row. Does not own; valid
+// while the ModelFile lives.
+struct TensorView {
+  std::string name;  // the file's own, for messages
+  TensorType type = TensorType::kF32;
+  uint64_t rows = 0;
+  uint64_t cols = 0;
+  std::span<const std::byte> data;
+};
+
+// Dequantises row `row` to `out` (cols floats), exactly as the format defines.
+// REQUIRES: row < view.rows, out.size() == view.cols.
+void DequantizeRow(const TensorView& view, uint64_t row, std::span<float> out);
+
+enum class RopePairing {
+  kHalfSplit,    // element i pairs with i + dims/2 (Hugging Face)
+  kInterleaved,  // element 2i pairs with 2i + 1 (GGUF's llama)
+};
+
+struct RopeConfig {
+  float theta = 10000.0f;
+  uint32_t dims = 0;  // rotated elements of a head; the rest is left alone
+  RopePairing pairing = RopePairing::kHalfSplit;
+};
+
+enum class FileKind { kGguf };
+
+struct ModelConfig {
+  std::string architecture;  // "llama"
+  std::string name;
+  uint32_t num_layers = 0;
+  uint32_t hidden_dim = 0;
+  uint32_t num_heads = 0;
+  uint32_t num_kv_heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t ffn_dim = 0;
+  uint32_t vocab_size = 0;
+  uint32_t context_length = 0;
+  float norm_epsilon = 1e-5f;
+  RopeConfig rope;
+  bool tied_embeddings = false;
+};
+
+// Which tensor of a layer (or, layer-less, of the model).
+enum class TensorRole {
+  kTokenEmbedding,  // [vocab, hidden]
+  kOutputNorm,      // [hidden]
+  kOutput,          // [vocab, hidden]; absent when embeddings are tied
+  kAttentionNorm,   // [hidden]
+  kQuery,           // [num_heads * head_dim, hidden]
+  kKey,             // [num_kv_heads * head_dim, hidden]
+  kValue,           // [num_kv_heads * head_dim, hidden]
+  kAttentionOut,    // [hidden, num_heads * head_dim]
+  kFfnNorm,         // [hidden]
+  kFfnGate,         // [ffn, hidden]
+  kFfnUp,           // [ffn, hidden]
+  kFfnDown,         // [hidden, ffn]
+};
+
+// What the tokenizer needs of a file, as the file says it.
+struct VocabularyData {
+  std::string model;          // "gpt2": byte-level BPE
+  std::string pre_tokenizer;  // "smollm", "gpt-2", ...
+  std::vector<std::string> tokens;
+  std::vector<int32_t> token_types;  // GGUF's: 1 normal, 2 unknown, 3 control,
+                                     // 4 user defined, 6 byte
+  std::vector<std::string> merges;   // "left right"
+  std::vector<float> scores;
+  int32_t bos_id = -1;
+  int32_t eos_id = -1;
+  int32_t eot_id = -1;
+  bool add_bos = false;
+};
+
+// An opened, validated model file; weights stay mapped. Immutable and
+// thread-safe. A damaged, truncated or unsupported file is an InvalidArgument
+// that names the tensor or field; nothing outside the file is ever read.
+class ModelFile {
+ public:
+  virtual ~ModelFile() = default;
+
+  virtual const ModelConfig& config() const = 0;
+  virtual const VocabularyData& vocabulary() const = 0;
+  // Jinja source, or "" when the file has none.
+  virtual const std::string& chat_template() const = 0;
+  virtual const std::string& path() const = 0;
+  // `layer` is ignored for the model's own tensors. NotFound, with the name
+  // looked for, when the file lacks it.
+  virtual absl::StatusOr<TensorView> Tensor(TensorRole role,
+                                            uint32_t layer) const = 0;
+  // Digest of all tensors, the architecture and the RoPE geometry: the model's
+  // part of module keys but for the numerics. Kept in a cache directory by
+  // path, size and time, so that a start does not hash gigabytes.
+  virtual absl::StatusOr<Digest> Fingerprint() const = 0;
+};
+
+struct OpenOptions {
+  // Where fingerprints are kept; "": not kept.
+  std::string fingerprint_cache_dir;
+  // Accept a file without tensors (for tokenizers).
+  bool vocabulary_only = false;
+};
+
+// Opens a GGUF file. The seam for Hugging Face folders.
+absl::StatusOr<std::unique_ptr<ModelFile>> OpenModelFile(
+    const std::string& path, const OpenOptions& options);
+
+}  // namespace promptcache::worker

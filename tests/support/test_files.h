@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+
+namespace promptcache {
+
+// Contents of a file; fails the test when it cannot be read.
+std::string ReadFileOrDie(const std::string& path);
+
+// A file of tests/data.
+std::string TestDataPath(const std::string& relative);
+
+// The real model (SmolLM2-135M-Instruct, fetched by tools/fetch_model into
+// ${XDG_CACHE_HOME:-~/.cache}/promptcache/models), or "" when it is not there:
+// then the test skips loudly. tools/test fetches it first.
+std::string SmolLm2Path();
+
+// A fresh directory, removed with everything in it when this goes.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+}  // namespace promptcache

@@ -1,0 +1,40 @@
+# promptcache_library(NAME HDRS ... SRCS ... DEPS ... PRIVATE_DEPS ...)
+# One static library a folder. Headers form a PUBLIC file set rooted at the
+# repository, so that `#include "common/status_macros.h"` works and
+# CMAKE_VERIFY_INTERFACE_HEADER_SETS compiles each header alone.
+function(promptcache_library name)
+  cmake_parse_arguments(ARG "" "" "HDRS;SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  if(ARG_SRCS)
+    add_library(promptcache_${name} STATIC ${ARG_SRCS})
+    set(scope PUBLIC)
+    target_link_libraries(promptcache_${name}
+      PRIVATE promptcache_options ${ARG_PRIVATE_DEPS})
+  else()
+    add_library(promptcache_${name} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  add_library(promptcache::${name} ALIAS promptcache_${name})
+  target_sources(promptcache_${name} ${scope}
+    FILE_SET HEADERS BASE_DIRS "${PROJECT_SOURCE_DIR}" FILES ${ARG_HDRS})
+  target_link_libraries(promptcache_${name} ${scope} ${ARG_DEPS})
+endfunction()
+
+# promptcache_binary(NAME SRCS ... DEPS ...): a program in build/bin.
+function(promptcache_binary name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SRCS})
+  target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE promptcache_options ${ARG_DEPS})
+endfunction()
+
+# promptcache_test(NAME SRCS ... DEPS ... LABELS ...): one gtest binary a layer.
+function(promptcache_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  promptcache_binary(${name} SRCS ${ARG_SRCS}
+    DEPS ${ARG_DEPS} promptcache::test_support GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
+    PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+endfunction()
