@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/kv_layout.h"
-#include "common/module_key.h"
+#include "common/module_identity.h"
 
 namespace promptcache::worker {
 
