@@ -13,9 +13,12 @@ namespace promptcache::worker {
 
 // The worker's own KV pages: tails (fresh and generated tokens) and everything
 // that is computed without the cache. One populated allocation with a hard
-// budget, handed out page by page, zeroed. Thread-safe.
+// budget, handed out page by page, zeroed and aligned to 64 bytes.
+// Thread-safe. Must outlive every use of its pages.
 class PrivatePages {
  public:
+  // Takes all its memory now, never more than `capacity_bytes`.
+  // InvalidArgument when that is less than one page.
   static absl::StatusOr<std::unique_ptr<PrivatePages>> Create(
       const KvLayout& layout, uint64_t capacity_bytes);
   ~PrivatePages();
@@ -23,8 +26,7 @@ class PrivatePages {
   PrivatePages& operator=(const PrivatePages&) = delete;
 
   // All or nothing. ResourceExhausted, with the numbers, when there are not
-  // enough; FailedPrecondition-like sizes (more than the whole pool) are
-  // ResourceExhausted too.
+  // enough, also when the whole pool is smaller.
   absl::StatusOr<std::vector<std::byte*>> Allocate(uint64_t num_pages)
       ABSL_LOCKS_EXCLUDED(mu_);
   // REQUIRES: pages came from Allocate of this pool and were not freed.
@@ -39,6 +41,7 @@ class PrivatePages {
                uint64_t capacity_pages);
 
   const KvLayout layout_;
+  const size_t page_stride_bytes_;  // page_bytes, rounded to a cache line
   std::byte* const base_;
   const uint64_t capacity_pages_;
   mutable Mutex mu_;

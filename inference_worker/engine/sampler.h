@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,30 +19,49 @@ struct SamplingOptions {
   float top_p = 1;               // 1: off
   float min_p = 0;               // 0: off
   float repetition_penalty = 1;  // 1: off
+  // The penalty counts the last tokens of the history only; 0: off.
   uint32_t repetition_window = 64;
   uint64_t seed = 0;
 
+  // InvalidArgument names the field and its value.
   absl::Status Validate() const;
 };
 
-// Thread-compatible; one per request.
+// Thread-compatible; one per request. A logit that is not a number counts as
+// one that can never be chosen; if none can, the lowest id is returned.
 class Sampler {
  public:
+  // REQUIRES: options.Validate().ok()
   explicit Sampler(const SamplingOptions& options) : options_(options) {}
 
-  // `history`: prompt and generated tokens so far (for the penalty).
+  // `history`: prompt and generated tokens so far (for the penalty); ids out
+  // of the vocabulary are ignored.
+  // REQUIRES: logits is not empty.
   int32_t Sample(std::span<const float> logits,
                  std::span<const int32_t> history);
 
  private:
+  using Candidate = std::pair<float, int32_t>;  // logit, later weight; id
+
+  void Penalize(std::span<const int32_t> history);
+  void KeepTopK();
+  // Turns logits into weights relative to the best one.
+  void Exponentiate(float best);
+  void KeepTopP();
+  void KeepMinP();
+  int32_t Draw(double uniform);
+
   const SamplingOptions options_;
   uint64_t step_ = 0;
-  std::vector<std::pair<float, int32_t>> scratch_;
+  std::vector<Candidate> scratch_;
+  std::vector<int32_t> penalized_;
 };
 
 // log-softmax of the `count` best ids, best first (ties: lower id first).
 std::vector<std::pair<int32_t, float>> TopLogprobs(
     std::span<const float> logits, uint32_t count);
+// Id of the best logit; lowest id of a tie.
+int32_t Argmax(std::span<const float> logits);
 // Best minus second-best logit.
 float Margin(std::span<const float> logits);
 

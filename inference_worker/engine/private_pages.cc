@@ -1,0 +1,132 @@
+#include "inference_worker/engine/private_pages.h"
+
+#include <glog/logging.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+
+namespace promptcache::worker {
+namespace {
+
+constexpr size_t kCacheLineBytes = 64;
+
+size_t PageStrideBytes(const KvLayout& layout) {
+  return (layout.page_bytes() + kCacheLineBytes - 1) / kCacheLineBytes *
+         kCacheLineBytes;
+}
+
+// Faults cost 12-14 us each where this was measured: all of them are taken
+// here, in one call, and none while a request is served.
+absl::Status Populate(std::byte* base, size_t num_bytes) {
+  // Advice only: fewer TLB misses where the kernel grants it.
+  (void)madvise(base, num_bytes, MADV_HUGEPAGE);
+#ifdef MADV_POPULATE_WRITE
+  if (madvise(base, num_bytes, MADV_POPULATE_WRITE) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno != EINVAL) {  // EINVAL: a kernel before 5.14
+    return absl::ResourceExhaustedError(
+        absl::StrCat("private KV pages: cannot populate ", num_bytes,
+                     " bytes: ", std::strerror(errno)));
+  }
+#endif
+  std::memset(base, 0, num_bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PrivatePages>> PrivatePages::Create(
+    const KvLayout& layout, uint64_t capacity_bytes) {
+  if (absl::Status s = layout.Validate(); !s.ok()) return s;
+  const size_t stride = PageStrideBytes(layout);
+  const uint64_t num_pages = capacity_bytes / stride;
+  if (num_pages == 0 || num_pages > std::numeric_limits<uint32_t>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "private KV pages: capacity of ", capacity_bytes, " bytes is ",
+        num_pages, " pages of ", stride, " bytes, must be 1 to 4294967295"));
+  }
+  const size_t num_bytes = num_pages * stride;
+  void* base = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("private KV pages: cannot map ", num_bytes,
+                     " bytes: ", std::strerror(errno)));
+  }
+  auto pages = absl::WrapUnique(
+      new PrivatePages(layout, static_cast<std::byte*>(base), num_pages));
+  if (absl::Status s = Populate(pages->base_, num_bytes); !s.ok()) return s;
+  return pages;
+}
+
+PrivatePages::PrivatePages(const KvLayout& layout, std::byte* base,
+                           uint64_t capacity_pages)
+    : layout_(layout),
+      page_stride_bytes_(PageStrideBytes(layout)),
+      base_(base),
+      capacity_pages_(capacity_pages) {
+  MutexLock lock(&mu_);
+  free_.reserve(capacity_pages);
+  // The last is handed out first: lowest addresses first.
+  for (uint64_t i = capacity_pages; i > 0; --i) {
+    free_.push_back(static_cast<uint32_t>(i - 1));
+  }
+}
+
+PrivatePages::~PrivatePages() {
+  {
+    MutexLock lock(&mu_);
+    if (free_.size() != capacity_pages_) {
+      LOG(ERROR) << "private KV pages: " << capacity_pages_ - free_.size()
+                 << " of " << capacity_pages_ << " pages were not freed";
+    }
+  }
+  munmap(base_, capacity_pages_ * page_stride_bytes_);
+}
+
+absl::StatusOr<std::vector<std::byte*>> PrivatePages::Allocate(
+    uint64_t num_pages) {
+  std::vector<std::byte*> pages;
+  {
+    MutexLock lock(&mu_);
+    if (num_pages > free_.size()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("private KV pages: ", num_pages, " asked for, ",
+                       free_.size(), " of ", capacity_pages_, " are free"));
+    }
+    pages.reserve(num_pages);
+    for (uint64_t i = 0; i < num_pages; ++i) {
+      pages.push_back(base_ + free_.back() * page_stride_bytes_);
+      free_.pop_back();
+    }
+  }
+  // Nothing of an earlier request is ever seen by a later one.
+  for (std::byte* page : pages) std::memset(page, 0, layout_.page_bytes());
+  return pages;
+}
+
+void PrivatePages::Free(const std::vector<std::byte*>& pages) {
+  MutexLock lock(&mu_);
+  CHECK_LE(free_.size() + pages.size(), capacity_pages_) << "freed twice";
+  // Backwards, so that the next Allocate gives the same order again.
+  for (size_t i = pages.size(); i > 0; --i) {
+    const auto offset = static_cast<uint64_t>(pages[i - 1] - base_);
+    CHECK(pages[i - 1] >= base_ && offset % page_stride_bytes_ == 0 &&
+          offset / page_stride_bytes_ < capacity_pages_)
+        << "not a page of this pool";
+    free_.push_back(static_cast<uint32_t>(offset / page_stride_bytes_));
+  }
+}
+
+uint64_t PrivatePages::free_pages() const {
+  MutexLock lock(&mu_);
+  return free_.size();
+}
+
+}  // namespace promptcache::worker

@@ -1,0 +1,204 @@
+#include "inference_worker/engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace promptcache::worker {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+float Usable(float logit) { return std::isnan(logit) ? kNever : logit; }
+
+// A total order: best first, lower id first among equals.
+bool Better(const std::pair<float, int32_t>& a,
+            const std::pair<float, int32_t>& b) {
+  return a.first > b.first || (a.first == b.first && a.second < b.second);
+}
+
+// The finaliser of SplitMix64: every input bit reaches every output bit.
+uint64_t Mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// In [0, 1), a function of seed and step alone.
+double Uniform(uint64_t seed, uint64_t step) {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+  const uint64_t bits = Mix(Mix(seed + kGolden) + (step + 1) * kGolden);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+absl::Status OutOfRange(const char* field, float value, const char* range) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " is ", value, ", must be ", range));
+}
+
+}  // namespace
+
+absl::Status SamplingOptions::Validate() const {
+  // Written so that NaN fails.
+  if (!(temperature >= 0 && temperature <= 100)) {
+    return OutOfRange("temperature", temperature, "in [0, 100]");
+  }
+  if (!(top_p > 0 && top_p <= 1)) {
+    return OutOfRange("top_p", top_p, "in (0, 1]");
+  }
+  if (!(min_p >= 0 && min_p <= 1)) {
+    return OutOfRange("min_p", min_p, "in [0, 1]");
+  }
+  if (!(repetition_penalty > 0 && repetition_penalty <= 100)) {
+    return OutOfRange("repetition_penalty", repetition_penalty,
+                      "above 0 and at most 100");
+  }
+  return absl::OkStatus();
+}
+
+int32_t Sampler::Sample(std::span<const float> logits,
+                        std::span<const int32_t> history) {
+  const uint64_t step = step_++;
+  scratch_.resize(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    scratch_[i] = {Usable(logits[i]), static_cast<int32_t>(i)};
+  }
+  Penalize(history);
+  const Candidate best = *std::ranges::min_element(scratch_, Better);
+  // With an infinite best there is nothing left to weigh.
+  if (options_.temperature == 0 || std::isinf(best.first)) return best.second;
+  KeepTopK();
+  Exponentiate(best.first);
+  KeepTopP();
+  KeepMinP();
+  return Draw(Uniform(options_.seed, step));
+}
+
+void Sampler::Penalize(std::span<const int32_t> history) {
+  const float penalty = options_.repetition_penalty;
+  if (penalty == 1) return;
+  const size_t window =
+      std::min<size_t>(options_.repetition_window, history.size());
+  const std::span<const int32_t> recent = history.last(window);
+  penalized_.assign(recent.begin(), recent.end());
+  std::ranges::sort(penalized_);
+  const auto repeated = std::ranges::unique(penalized_);
+  penalized_.erase(repeated.begin(), repeated.end());
+  for (const int32_t id : penalized_) {
+    if (id < 0 || static_cast<size_t>(id) >= scratch_.size()) continue;
+    float& logit = scratch_[static_cast<size_t>(id)].first;
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+  }
+}
+
+void Sampler::KeepTopK() {
+  const size_t k = options_.top_k;
+  if (k == 0 || k >= scratch_.size()) return;
+  const auto end = scratch_.begin() + static_cast<std::ptrdiff_t>(k);
+  std::nth_element(scratch_.begin(), end, scratch_.end(), Better);
+  scratch_.erase(end, scratch_.end());
+}
+
+void Sampler::Exponentiate(float best) {
+  for (Candidate& c : scratch_) {
+    c.first = std::exp((c.first - best) / options_.temperature);
+  }
+}
+
+void Sampler::KeepTopP() {
+  if (options_.top_p >= 1) return;
+  double total = 0;
+  for (const Candidate& c : scratch_) total += c.first;
+  const double enough = total * options_.top_p;
+  // A heap, not a sort: few candidates hold most of the weight.
+  const auto worse = [](const Candidate& a, const Candidate& b) {
+    return Better(b, a);
+  };
+  std::ranges::make_heap(scratch_, worse);
+  auto end = scratch_.end();
+  for (double kept = 0; kept < enough && end != scratch_.begin();) {
+    std::pop_heap(scratch_.begin(), end, worse);
+    --end;
+    kept += end->first;
+  }
+  scratch_.erase(scratch_.begin(), end);
+}
+
+void Sampler::KeepMinP() {
+  if (options_.min_p <= 0) return;
+  float best = 0;
+  for (const Candidate& c : scratch_) best = std::max(best, c.first);
+  std::erase_if(scratch_, [&](const Candidate& c) {
+    return c.first < best * options_.min_p;
+  });
+}
+
+int32_t Sampler::Draw(double uniform) {
+  // By id, so that the filters' order of work does not show.
+  if (!std::ranges::is_sorted(scratch_, {}, &Candidate::second)) {
+    std::ranges::sort(scratch_, {}, &Candidate::second);
+  }
+  double total = 0;
+  for (const Candidate& c : scratch_) total += c.first;
+  double left = uniform * total;
+  int32_t chosen = scratch_.front().second;
+  for (const Candidate& c : scratch_) {
+    if (c.first <= 0) continue;
+    chosen = c.second;
+    left -= c.first;
+    if (left < 0) break;
+  }
+  return chosen;
+}
+
+std::vector<std::pair<int32_t, float>> TopLogprobs(
+    std::span<const float> logits, uint32_t count) {
+  const size_t n = std::min<size_t>(count, logits.size());
+  std::vector<std::pair<float, int32_t>> order(logits.size());
+  for (size_t i = 0; i < logits.size(); ++i) {
+    order[i] = {Usable(logits[i]), static_cast<int32_t>(i)};
+  }
+  const auto end = order.begin() + static_cast<std::ptrdiff_t>(n);
+  std::partial_sort(order.begin(), end, order.end(), Better);
+  std::vector<std::pair<int32_t, float>> top;
+  if (n == 0) return top;
+  const double best = order[0].first;
+  double total = 0;
+  if (std::isfinite(best)) {
+    for (const auto& [logit, id] : order) total += std::exp(logit - best);
+  }
+  for (size_t i = 0; i < n; ++i) {
+    const double logprob = std::isfinite(best)
+                               ? order[i].first - best - std::log(total)
+                               : static_cast<double>(kNever);
+    top.emplace_back(order[i].second, static_cast<float>(logprob));
+  }
+  return top;
+}
+
+int32_t Argmax(std::span<const float> logits) {
+  size_t best = 0;
+  float best_logit = kNever;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (logits[i] > best_logit) {
+      best = i;
+      best_logit = logits[i];
+    }
+  }
+  return static_cast<int32_t>(best);
+}
+
+float Margin(std::span<const float> logits) {
+  float best = kNever;
+  float second = kNever;
+  for (const float raw : logits) {
+    const float logit = Usable(raw);
+    second = std::max(second, std::min(best, logit));
+    best = std::max(best, logit);
+  }
+  return best == second ? 0 : best - second;
+}
+
+}  // namespace promptcache::worker
