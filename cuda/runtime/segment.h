@@ -2,11 +2,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/unique_fd.h"
 
 namespace promptcache::gpu {
+
+// What a host segment's pages turned out to be.
+enum class HostPages {
+  kHugeTlb,      // reserved 2 MiB pages
+  kTransparent,  // memfd, the kernel was asked for huge pages and allows them
+  kPlain,        // memfd of 4 KiB pages
+};
+std::string_view HostPagesName(HostPages pages);
 
 // One exportable allocation of a memory kind. The CPU implementation, for host
 // tiers and for the device tier of a machine without a GPU: a memfd, populated
@@ -14,8 +24,10 @@ namespace promptcache::gpu {
 // default-constructed.
 class HostSegment {
  public:
-  // Tries huge pages first and logs which kind was had. ResourceExhausted when
-  // the machine has no such memory.
+  // Tries huge pages first and logs which kind was had. Every page is there
+  // when this returns, zeroed. ResourceExhausted when the machine has no such
+  // memory. REQUIRES: bytes > 0 (rounded up to whole pages by the kernel, but
+  // bytes() stays as asked). `name` is seen in /proc/<pid>/maps.
   static absl::StatusOr<HostSegment> Create(const char* name, uint64_t bytes);
   HostSegment() = default;
   HostSegment(HostSegment&& other) noexcept;
@@ -25,11 +37,19 @@ class HostSegment {
   std::byte* base() const { return base_; }
   uint64_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
+  HostPages pages() const { return pages_; }
+
+  // From now on nobody else can map the segment writable; this mapping stays.
+  // For the generation array.
+  absl::Status SealFutureWrites();
 
  private:
+  void Reset();
+
   UniqueFd fd_;
   std::byte* base_ = nullptr;
   uint64_t bytes_ = 0;
+  HostPages pages_ = HostPages::kPlain;
 };
 
 // The importer's side: one process maps a received segment twice, read-only
@@ -50,6 +70,8 @@ class MappedSegment {
   uint64_t bytes() const { return bytes_; }
 
  private:
+  void Reset();
+
   UniqueFd fd_;
   const std::byte* read_base_ = nullptr;
   std::byte* write_base_ = nullptr;
