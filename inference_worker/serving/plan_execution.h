@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/kv_layout.h"
+#include "common/kv_view.h"
+#include "common/pml/plan.h"
+#include "inference_worker/engine/backend.h"
+
+namespace promptcache::worker {
+
+// A stretch of one plan span that is either read (states of a module) or
+// computed as fresh rows: the span cut where the repair option or the rule of
+// the last token recompute some of a cached span's tokens.
+struct SpanPart {
+  pml::SpanKind kind = pml::SpanKind::kFresh;
+  uint32_t span = 0;
+  uint32_t first = 0;  // within the span
+  uint32_t count = 0;
+};
+
+// Which modules must have states: those that spans use and, of every module
+// that must be encoded (`present[i]` false), what it sees. Parallel to
+// plan.modules. With `all`, every module is a target.
+std::vector<bool> NeededModules(const pml::Plan& plan,
+                                const std::vector<bool>& present,
+                                bool all = false);
+
+// A plan lowered to rows (ARCHITECTURE sections 3, 4, 6): what to compute, in
+// which frame, seeing what, written where. The same plan gives the same views
+// and the same rows wherever a module's pages lie and whoever computed them;
+// therefore cached and bypassed results are equal bit for bit.
+//
+// Rows form one queue in dependency order: modules in the order in which they
+// were added, then fresh parts in plan order, then generated tokens. A row
+// sees only what stands before it in the queue, so any prefix of the queue may
+// be one pass.
+//
+// Pages are given, never owned. Thread-compatible; not movable, since views
+// point into it.
+class PlanExecution {
+ public:
+  struct Options {
+    // The plan's tokens as one causal sequence at positions 0..n-1.
+    bool full_attention = false;
+    // Repair: the first tokens of each module are computed as fresh ones.
+    uint32_t link_tokens = 0;
+    // Room for decoding.
+    uint32_t max_new_tokens = 0;
+  };
+
+  PlanExecution(std::shared_ptr<const pml::Plan> plan, const KvLayout& layout,
+                const Options& options);
+  PlanExecution(const PlanExecution&) = delete;
+  PlanExecution& operator=(const PlanExecution&) = delete;
+
+  const pml::Plan& plan() const { return *plan_; }
+  const std::vector<SpanPart>& parts() const { return parts_; }
+  // Position of the first generated token.
+  int32_t next_position() const { return next_position_; }
+
+  uint64_t tail_pages() const;
+  uint64_t module_pages(size_t module) const;
+  // For texts that a module saw and whose states are thrown away.
+  uint64_t temporary_pages(size_t module) const;
+
+  // REQUIRES: as many pages as the functions above say.
+  void SetTail(std::vector<std::byte*> pages);
+  void SetReadable(size_t module, std::vector<const std::byte*> pages);
+  void SetWritable(size_t module, std::vector<const std::byte*> read_pages,
+                   std::vector<std::byte*> write_pages);
+
+  // Queues the rows that compute a module's states, and zeroes the unused
+  // slots of its last page. REQUIRES: SetWritable; every module that it sees
+  // has its pages and is readable or was queued before.
+  void EncodeModule(size_t module, std::vector<std::byte*> temporary_pages);
+  // Queues the fresh parts; the last row gives logits. REQUIRES: SetTail, and
+  // the pages of every module that a span uses.
+  void ComputeFresh();
+  // Queues generated tokens after the plan (one, or many when a request is
+  // computed again); the last gives logits, the rows before it none.
+  // REQUIRES: ComputeFresh; no more than max_new_tokens in total.
+  void Append(std::span<const int32_t> tokens);
+
+  size_t rows_left() const { return rows_left_; }
+  // Groups of the next rows, at most `max_rows`; returns how many. Valid until
+  // the next non-const call.
+  size_t NextRows(size_t max_rows, std::vector<RowGroup>* groups) const;
+  // These rows were computed.
+  void Advance(size_t num_rows);
+
+ private:
+  struct PageTable {
+    std::vector<const std::byte*> read;
+    std::vector<std::byte*> write;
+  };
+  // Consecutive rows of one piece, text or fresh part.
+  struct Run {
+    std::span<const int32_t> tokens;
+    int32_t position = 0;
+    std::span<const KvView> visible;
+    KvView own;  // num_tokens: those before the run's first token
+    std::byte* const* write_pages = nullptr;
+    bool logits = false;
+  };
+
+  void CutIntoParts(uint32_t link_tokens);
+  void PushRun(Run run);
+  KvView ModuleView(size_t module, uint32_t first_token, uint32_t num_tokens,
+                    int32_t position_offset, int32_t local_position) const;
+  void PushStates(const pml::ContextItem& item,
+                  std::vector<KvView>* views) const;
+  void ZeroUnusedSlots(size_t module);
+  void ComputeFull();
+
+  const std::shared_ptr<const pml::Plan> plan_;
+  const KvLayout layout_;
+  const Options options_;
+  std::vector<SpanPart> parts_;
+  std::vector<int32_t> flat_tokens_;  // full attention: the plan's tokens
+  uint32_t num_fresh_tokens_ = 0;
+  int32_t next_position_ = 0;
+
+  std::vector<PageTable> modules_;
+  PageTable tail_;
+  std::deque<PageTable> temporaries_;
+  // Of the module being encoded: what it sees, then its own parts. One vector
+  // a module, complete before a run points into it.
+  std::deque<std::vector<KvView>> module_views_;
+  std::vector<KvView> plan_views_;  // one per part, in plan order
+  // The frame that generated tokens continue.
+  Run frame_;
+  std::vector<int32_t> generated_;
+
+  std::deque<Run> runs_;  // the first may be partly done
+  size_t rows_left_ = 0;
+};
+
+}  // namespace promptcache::worker
