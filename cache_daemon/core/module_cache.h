@@ -1,0 +1,188 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cache_daemon/core/event_hub.h"
+#include "cache_daemon/core/page_pool.h"
+#include "cache_daemon/core/requests.h"
+#include "cache_daemon/core/types.h"
+#include "cache_daemon/core/work_signal.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+
+namespace promptcache::daemon {
+
+class CacheState;
+struct Effects;
+
+// Every module that the node has KV of, and who may read or write it.
+//
+//   RESERVED --Commit--> COMMITTED(tier) <--> MOVING
+//      |                    |
+//      | holder lost        | evicted, expired, corrupt
+//      v                    v
+//   QUARANTINED          EVICTED (only while somebody still reads) --> gone
+//
+// * A key has at most one visible module, RESERVED, COMMITTED or MOVING. What
+//   is hidden (evicted or found corrupt while in use, aborted by a lost
+//   session) is no answer to anybody; its pages go back with its last user.
+// * Users are leases, moves and checks in progress, and *lost* users: what a
+//   session held when it ended, until its process is known dead or says that
+//   it has dropped it. Only pages without users are freed, and freed pages lose
+//   their generation first.
+// * A session's lost holds end when OnProcessDeath is called for its process,
+//   or when a session with the same process and worker id opens: **opening a
+//   session declares that this worker has dropped every view and every writable
+//   alias of its earlier sessions.** Never by a timeout.
+// * Nothing waits: every key of an Acquire is answered at once. A PENDING key
+//   is answered again, once, through its session's ResolvedFn.
+// * Pages that come from another isolation domain are zeroed before hand-out;
+//   otherwise they hold old bytes of the same domain. Writers zero the unused
+//   slots of a module's last page (they count in its sum).
+//
+// Thread-safe, one mutex. No method copies, zeroes, sums, calls back or emits
+// an event under it. ReportCorruption reads the module's pages; Acquire, Commit
+// and Abort zero pages that change domain; nothing else touches bytes.
+// Invariants: CheckInvariants().
+class ModuleCache {
+ public:
+  struct Options {
+    absl::Duration default_ttl = absl::Hours(24);  // sliding; infinite: none
+    uint64_t pin_budget_bytes = uint64_t{256} << 20;
+    // Demote until this part of the device tier is free, when there is a host
+    // tier. What Acquire needs beyond it is evicted outright.
+    double demote_free_fraction = 1.0 / 16;
+    // Among the least recently used modules, those used within this time of the
+    // very oldest count as equally old: the one that is cheapest to compute
+    // again per byte goes first (of at most 8 looked at).
+    absl::Duration lru_tie_window = absl::Seconds(1);
+    // Modules that are remembered after they went, and names whose identity is
+    // remembered, each.
+    size_t max_known_modules = 200'000;
+    uint64_t first_generation = 1;
+  };
+  // All must outlive it; `signal` and `events` may be null.
+  static absl::StatusOr<std::unique_ptr<ModuleCache>> Create(
+      const Options& options, const PagePool* pool, const Clock* clock,
+      WorkSignal* signal, EventHub* events);
+  ~ModuleCache();
+  ModuleCache(const ModuleCache&) = delete;
+  ModuleCache& operator=(const ModuleCache&) = delete;
+
+  // ---- sessions -----------------------------------------------------------
+
+  // Called without a lock, on any thread that resolves a key of the session,
+  // possibly before the Acquire that it belongs to has returned, and possibly
+  // once more after CloseSession has (the answer is void then). Must not block;
+  // may call the cache.
+  using ResolvedFn = std::function<void(const PendingResolved&)>;
+  struct SessionArgs {
+    std::string worker_id;
+    std::string model;
+    PageShape shape;
+    // Of ProcessWatcher. 0: a caller in this process, whose holds end with its
+    // sessions.
+    ProcessId process{};
+    ResolvedFn on_resolved;
+  };
+  // InvalidArgument for a page that does not fit a segment or has no whole
+  // number of words. Aborted when the process died meanwhile.
+  absl::StatusOr<SessionId> OpenSession(SessionArgs args)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The one path of a session's end, whatever the reason (`why` is for the
+  // event). Leases end, reservations are aborted and pass on; what was held
+  // stays protected as lost until the process is gone. Idempotent.
+  void CloseSession(SessionId session, std::string_view why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes what the process still had open and ends its lost holds.
+  void OnProcessDeath(ProcessId process) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // NotFound: no such session. InvalidArgument: a key without tokens, or with
+  // another number of tokens than the module has; nothing changes then.
+  absl::StatusOr<AcquireResult> Acquire(SessionId session,
+                                        const AcquireRequest& request)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Parallel to `modules`. A committed module is leased from now on under the
+  // id of its Acquire's lease, unless that was released. InvalidArgument when
+  // the number of sums or tokens is not the reservation's; nothing changes.
+  absl::StatusOr<std::vector<CommitResult>> Commit(
+      SessionId session, std::span<const CommitModule> modules)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The caller has stopped writing. NotFound names the first unknown one; the
+  // others are aborted all the same.
+  absl::Status Abort(SessionId session,
+                     std::span<const ReservationId> reservations)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Reservations under the lease stay; committed after, they are not leased.
+  absl::Status Release(SessionId session, LeaseId lease)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Sums the module's pages. True: a page was wrong, and the module is hidden
+  // and counted. False: the bytes are right, or the module has gone. Reads
+  // memory: not for a thread that must not be kept.
+  bool ReportCorruption(const ModuleKey& key, uint64_t generation)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
+                 uint64_t fresh_tokens) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- operators ----------------------------------------------------------
+
+  CacheStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // InvalidArgument: a prefix that is too short, not hexadecimal or ambiguous;
+  // a path without a schema. Looks at 4096 modules per hold of the lock.
+  absl::StatusOr<ListResult> List(const ListArgs& args) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Hexadecimal or a prefix. NotFound when it is neither resident nor known.
+  absl::StatusOr<ModuleInfo> Get(std::string_view key) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Pinned modules too. Reservations stay.
+  absl::StatusOr<EvictResult> Evict(const ModuleFilter& filter)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Pins what the budget still has room for, in the order of keys.
+  absl::StatusOr<PinResult> Pin(const ModuleFilter& filter, bool pin)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Tells of modules from before a restart: their absence is kNotResident.
+  // `parts`: of the identity, when known. Ignored for what is resident.
+  void AddKnown(const ModuleInfo& module, const IdentityParts& parts)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- movers -------------------------------------------------------------
+
+  std::optional<MoveTicket> BeginMove() ABSL_LOCKS_EXCLUDED(mu_);
+  // `copied_sums`: of the destination. A mismatch hides the module as corrupt.
+  // A module that was hit meanwhile stays where it was.
+  void EndMove(const MoveTicket& ticket, std::span<const uint64_t> copied_sums)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Evicts what has expired. Idempotent; cheap when nothing has.
+  void ExpireDue() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const PagePool& pool() const { return *pool_; }
+  // Internal when an invariant does not hold. Walks everything.
+  absl::Status CheckInvariants() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  ModuleCache(const PagePool* pool, const Clock* clock, WorkSignal* signal,
+              EventHub* events, std::unique_ptr<CacheState> state);
+  // What has to be done after the lock is gone.
+  void Perform(Effects effects) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const PagePool* const pool_;
+  const Clock* const clock_;
+  WorkSignal* const signal_;
+  EventHub* const events_;
+
+  mutable Mutex mu_;
+  const std::unique_ptr<CacheState> state_ ABSL_PT_GUARDED_BY(mu_);
+};
+
+}  // namespace promptcache::daemon

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "cache_daemon/core/module_cache.h"
+#include "cache_daemon/core/work_signal.h"
+
+namespace promptcache::daemon {
+
+// Moves modules between tiers and lets them expire: takes decisions from the
+// cache, copies without a lock, records the result there.
+// Runs on a thread of its own between Start and Stop (or destruction); tests
+// call RunOnce instead. Thread-compatible otherwise.
+class Mover {
+ public:
+  struct Options {
+    // How often expiry is looked at without a notification.
+    absl::Duration tick = absl::Milliseconds(200);
+  };
+  // `cache` and `signal` (the one in the cache's options) must outlive it.
+  Mover(ModuleCache* cache, WorkSignal* signal, const Options& options);
+  ~Mover();
+  Mover(const Mover&) = delete;
+  Mover& operator=(const Mover&) = delete;
+
+  void Start();
+  void Stop();
+  // One expiry pass and at most one move; false when there was no move to make.
+  bool RunOnce();
+
+ private:
+  void Run();
+
+  ModuleCache* const cache_;
+  WorkSignal* const signal_;
+  const Options options_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace promptcache::daemon

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cache_daemon/core/types.h"
+
+// What sessions, operators and movers ask of ModuleCache, and its answers.
+namespace promptcache::daemon {
+
+// One module asked for.
+struct AcquireKey {
+  ModuleKey key;
+  uint32_t num_tokens = 0;
+  std::string_view path;
+  IdentityParts parts{};  // all zero: not told
+};
+
+struct AcquireRequest {
+  uint64_t request_id = 0;
+  std::span<const AcquireKey> keys;
+  bool reserve_missing = false;
+  bool want_page_sums = false;
+  std::string_view schema;
+  std::string_view isolation_domain = "default";
+};
+
+struct AcquiredModule {
+  Outcome outcome = Outcome::kMiss;
+  MissReason miss_reason = MissReason::kNone;
+  IdentityField differing_field = IdentityField::kNone;
+  Tier tier = Tier::kNone;
+  uint64_t generation = 0;
+  ReservationId reservation{};
+  PageRuns runs;
+  std::vector<uint64_t> page_sums;  // of a hit, when asked for
+};
+
+struct AcquireResult {
+  LeaseId lease{};
+  std::vector<AcquiredModule> modules;  // parallel to the keys
+};
+
+// What became of a PENDING key.
+struct PendingResolved {
+  uint64_t request_id = 0;
+  uint32_t index = 0;
+  LeaseId lease{};  // of its own
+  AcquiredModule module;
+};
+
+struct CommitModule {
+  ReservationId reservation{};
+  std::vector<uint64_t> page_sums;  // in run order
+  ModuleMetadata metadata;
+};
+
+struct CommitResult {
+  bool committed = false;
+  bool pinned = false;  // false though asked for: the pin budget is spent
+  ModuleKey key;
+  std::string isolation_domain;
+};
+
+// A decision to copy, and the pages that are held for it.
+struct MoveTicket {
+  uint64_t id = 0;
+  ModuleKey key;
+  Tier from = Tier::kNone;
+  Tier to = Tier::kNone;
+  uint64_t page_bytes = 0;
+  PageRuns source;
+  PageRuns destination;
+  std::vector<uint64_t> page_sums;  // what the copies must sum up to
+};
+
+struct ListArgs {
+  std::optional<ModuleFilter> filter;  // unset: all
+  bool include_absent = false;
+  size_t page_size = 100;
+  std::optional<ModuleKey> after;  // the last key of the page before
+};
+
+struct ListResult {
+  std::vector<ModuleInfo> modules;  // in the order of keys
+  bool more = false;
+};
+
+struct EvictResult {
+  uint64_t num_evicted = 0;
+  uint64_t bytes = 0;
+  uint64_t num_deferred = 0;  // in use: hidden now, freed by the last user
+  std::vector<ModuleKey> keys;
+};
+
+struct PinResult {
+  uint64_t num_changed = 0;
+  uint64_t pinned_bytes = 0;
+  uint64_t pin_budget_bytes = 0;
+  std::vector<ModuleKey> keys;  // changed
+};
+
+}  // namespace promptcache::daemon
