@@ -21,7 +21,8 @@ struct RowGroup {
   std::span<const int32_t> tokens;
   // Position of tokens[0]. For a fresh span of a plan: its plan position; for a
   // module being encoded: its local position. Only differences to views'
-  // offsets matter.
+  // offsets matter. Always own.position_offset + own.local_position +
+  // own.num_tokens - tokens.size(): Forward refuses another.
   int32_t position = 0;
   // What every row sees in full, in plan order. Views may lie in pages that
   // other groups of the same pass write: in each layer all keys and values are
