@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 #include "common/digest.h"
-#include "common/module_key.h"
+#include "common/identity.h"
 
 namespace promptcache::daemon {
 
