@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 #include "common/digest.h"
-#include "common/identity.h"
+#include "common/module_identity.h"
 
 namespace promptcache::daemon {
 
