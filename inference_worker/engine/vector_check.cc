@@ -1,0 +1,226 @@
+#include "inference_worker/engine/vector_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "inference_worker/engine/private_span.h"
+#include "inference_worker/engine/sampler.h"
+#include "inference_worker/engine/vector_file.h"
+
+namespace promptcache::worker {
+namespace {
+
+// Rows a pass: bounds the memory that their logits take.
+constexpr size_t kChunkRows = 64;
+
+double LogSumExp(std::span<const float> logits) {
+  const double best = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(x - best);
+  return best + std::log(sum);
+}
+
+class CaseCheck {
+ public:
+  CaseCheck(const VectorCase& expected, Backend& backend, PrivatePages& pages,
+            const LogitLimits& limits, LogitErrors& errors)
+      : case_(expected),
+        backend_(backend),
+        pages_(pages),
+        limits_(limits),
+        errors_(errors) {}
+
+  // The first difference, or "".
+  absl::StatusOr<std::string> Run() {
+    if (!IdsAreInVocabulary()) return difference_;
+    PC_RETURN_IF_ERROR(EncodeSegments());
+    spans_.reserve(segments_.size() + case_.plan.size());
+    std::vector<KvView> seen;
+    for (const VectorItem& item : case_.plan) {
+      if (item.segment.has_value()) {
+        seen.push_back(segments_[*item.segment].PlacedAt(item.start));
+        continue;
+      }
+      PrivateSpan& span = spans_.emplace_back(pages_, item.start);
+      PC_RETURN_IF_ERROR(RunFresh(item, span, seen));
+      if (&item != &case_.plan.back()) {
+        seen.push_back(span.PlacedAt(item.start));
+      }
+    }
+    CompareMeanNll();
+    CompareLast();
+    PC_RETURN_IF_ERROR(Continue(seen));
+    return difference_;
+  }
+
+ private:
+  bool IdsAreInVocabulary() {
+    const auto check = [this](std::span<const int32_t> ids) {
+      for (const int32_t id : ids) {
+        if (id >= 0 && static_cast<uint32_t>(id) < backend_.vocab_size()) {
+          continue;
+        }
+        Differ(absl::StrCat("the vocabulary has no token ", id));
+      }
+    };
+    for (const VectorSegment& segment : case_.segments) check(segment.ids);
+    for (const VectorItem& item : case_.plan) check(item.fresh);
+    check(case_.top_ids);
+    return difference_.empty();
+  }
+
+  absl::Status EncodeSegments() {
+    segments_.reserve(case_.segments.size());
+    for (const VectorSegment& segment : case_.segments) {
+      std::vector<KvView> context;
+      for (const size_t c : segment.context) {
+        context.push_back(
+            segments_[c].PlacedAt(case_.segments[c].encode_start));
+      }
+      segments_.emplace_back(pages_, segment.encode_start);
+      PC_RETURN_IF_ERROR(segments_.back().Run(backend_, segment.ids, context,
+                                              LogitsWanted::kNone, &logits_));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RunFresh(const VectorItem& item, PrivateSpan& span,
+                        std::span<const KvView> seen) {
+    const std::span<const int32_t> ids = item.fresh;
+    for (size_t first = 0; first < ids.size(); first += kChunkRows) {
+      const auto chunk =
+          ids.subspan(first, std::min(kChunkRows, ids.size() - first));
+      PC_RETURN_IF_ERROR(
+          span.Run(backend_, chunk, seen, LogitsWanted::kAll, &logits_));
+      for (size_t row = 0; row < chunk.size(); ++row) {
+        const size_t next = first + row + 1;
+        CompareFresh(Row(row), next < ids.size() ? ids[next] : -1);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  std::span<const float> Row(size_t row) const {
+    const size_t vocab = backend_.vocab_size();
+    return std::span(logits_).subspan(row * vocab, vocab);
+  }
+
+  // The fresh token at index_; `next` is the one after it, if any.
+  void CompareFresh(std::span<const float> logits, int32_t next) {
+    const size_t i = index_++;
+    CompareChoice(absl::StrCat("argmax after token ", i), Argmax(logits),
+                  case_.argmax[i], case_.margin[i]);
+    const bool compare_sum = i < case_.logsumexp.size();
+    if (!compare_sum && i >= case_.nll.size()) return;
+    const double sum = LogSumExp(logits);
+    if (compare_sum) {
+      CompareLogit(absl::StrCat("log-sum-exp after token ", i), sum,
+                   case_.logsumexp[i]);
+    }
+    if (i < case_.nll.size()) {
+      const double nll = sum - logits[static_cast<size_t>(next)];
+      errors_.max_nll = std::max(errors_.max_nll, std::abs(nll - case_.nll[i]));
+      nll_sum_ += nll;
+    }
+  }
+
+  void CompareMeanNll() {
+    if (case_.nll.empty()) return;
+    const auto count = static_cast<double>(case_.nll.size());
+    const double expected =
+        std::accumulate(case_.nll.begin(), case_.nll.end(), 0.0) / count;
+    const double error = std::abs(nll_sum_ / count - expected);
+    errors_.max_mean_nll = std::max(errors_.max_mean_nll, error);
+    if (!(error <= limits_.mean_nll)) {
+      Differ(absl::StrCat("mean nll is ", nll_sum_ / count, ", expected ",
+                          expected));
+    }
+  }
+
+  void CompareLast() {
+    const std::span<const float> last =
+        std::span(logits_).last(backend_.vocab_size());
+    for (size_t i = 0; i < case_.top_ids.size(); ++i) {
+      const int32_t id = case_.top_ids[i];
+      CompareLogit(absl::StrCat("logit of ", id, " after the last token"),
+                   last[static_cast<size_t>(id)], case_.top_logits[i]);
+    }
+    CompareLogit("log-sum-exp after the last token", LogSumExp(last),
+                 case_.last_logsumexp);
+  }
+
+  // Greedy decoding after the plan's last item, while margins allow.
+  absl::Status Continue(std::span<const KvView> seen) {
+    int32_t chosen = Argmax(Row(logits_.size() / backend_.vocab_size() - 1));
+    for (size_t i = 0; i < case_.greedy_ids.size(); ++i) {
+      if (case_.greedy_margins[i] <= limits_.margin) break;
+      CompareChoice(absl::StrCat("greedy token ", i), chosen,
+                    case_.greedy_ids[i], case_.greedy_margins[i]);
+      if (chosen != case_.greedy_ids[i] || i + 1 == case_.greedy_ids.size()) {
+        break;
+      }
+      PC_RETURN_IF_ERROR(spans_.back().Run(backend_, {&chosen, 1}, seen,
+                                           LogitsWanted::kLast, &logits_));
+      chosen = Argmax(Row(0));
+    }
+    return absl::OkStatus();
+  }
+
+  void CompareChoice(const std::string& what, int32_t chosen, int32_t expected,
+                     double margin) {
+    ++errors_.num_choices;
+    if (chosen == expected) return;
+    ++errors_.num_other_choices;
+    errors_.max_margin_of_other = std::max(errors_.max_margin_of_other, margin);
+    if (margin <= limits_.margin) return;
+    Differ(absl::StrCat(what, " is ", chosen, ", expected ", expected,
+                        " with a margin of ", margin));
+  }
+
+  void CompareLogit(const std::string& what, double value, double expected) {
+    const double error = std::abs(value - expected);
+    errors_.max_logit = std::max(errors_.max_logit, error);
+    // Written so that NaN differs.
+    if (error <= limits_.logit) return;
+    Differ(absl::StrCat(what, " is ", value, ", expected ", expected));
+  }
+
+  void Differ(std::string what) {
+    if (difference_.empty()) difference_ = std::move(what);
+  }
+
+  const VectorCase& case_;
+  Backend& backend_;
+  PrivatePages& pages_;
+  const LogitLimits& limits_;
+  LogitErrors& errors_;
+  std::vector<PrivateSpan> segments_;
+  std::vector<PrivateSpan> spans_;  // of fresh items
+  std::vector<float> logits_;
+  size_t index_ = 0;
+  double nll_sum_ = 0;
+  std::string difference_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<CaseResult>> CheckLogitVectors(
+    std::string_view json_text, Backend& backend, PrivatePages& pages,
+    LogitErrors* errors, const LogitLimits& limits) {
+  PC_ASSIGN_OR_RETURN(const std::vector<VectorCase> cases,
+                      ParseVectorFile(json_text));
+  LogitErrors unused;
+  std::vector<CaseResult> results;
+  for (const VectorCase& c : cases) {
+    PC_ASSIGN_OR_RETURN(
+        std::string difference,
+        CaseCheck(c, backend, pages, limits, errors ? *errors : unused).Run());
+    results.push_back({c.name, std::move(difference)});
+  }
+  return results;
+}
+
+}  // namespace promptcache::worker

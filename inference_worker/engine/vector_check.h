@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/case_result.h"
+#include "inference_worker/engine/backend.h"
+#include "inference_worker/engine/private_pages.h"
+
+namespace promptcache::worker {
+
+// The limits that a case must keep (tests/data/smollm2/README.md). Choices of
+// tokens are compared while the expected margin is above `margin`.
+struct LogitLimits {
+  double margin = 0.25;
+  double mean_nll = 0.02;
+  double logit = 0.3;  // of the best 40 and of log-sum-exps
+};
+
+// How far a backend was from all the values compared.
+struct LogitErrors {
+  double max_logit = 0;
+  double max_mean_nll = 0;
+  double max_nll = 0;  // of a single token
+  uint64_t num_choices = 0;
+  // Other tokens chosen, whatever the margin; and the largest margin of one.
+  uint64_t num_other_choices = 0;
+  double max_margin_of_other = 0;
+};
+
+// Runs every case of a file in one of the formats of tests/data/smollm2 (told
+// apart by "vectors" and "cases"). One result a case, in the file's order.
+// `errors` may be null. InvalidArgument: not such a file. Other errors are the
+// backend's or the pool's.
+absl::StatusOr<std::vector<CaseResult>> CheckLogitVectors(
+    std::string_view json_text, Backend& backend, PrivatePages& pages,
+    LogitErrors* errors = nullptr, const LogitLimits& limits = {});
+
+}  // namespace promptcache::worker
