@@ -1,0 +1,401 @@
+#pragma once
+
+// Attention of some query rows over some segments (isa_kernels.h). A tile of
+// keys is unpacked to fp32 once, transposed to [head_dim][kTileTokens], its
+// values to [kTileTokens][head_dim]; all packed rows then use it from the
+// first-level cache. For one packed row the order of summation is: a logit over
+// head_dim in order; a softmax online over the tiles of a segment; segments
+// merged in order.
+
+#include "inference_worker/cpu/elementwise_inl.h"
+
+namespace promptcache::worker::cpu {
+
+template <class S>
+class Attention {
+ public:
+  static void Attend(const AttentionTask& task) { Attention(task).Run(); }
+
+  static void MergeStates(const AttentionTask& task) {
+    const size_t packed = task.num_rows * size_t{task.heads_per_kv};
+    const size_t stride = kStateHeader + task.head_dim;
+    for (size_t row = 0; row < packed; ++row) {
+      float* const into = task.states + row * stride;
+      for (uint32_t s = 1; s < task.num_segments; ++s) {
+        Merge(into, into + s * packed * stride, task.head_dim);
+      }
+      WriteOutput(task, row, into);
+    }
+  }
+
+ private:
+  using E = Elementwise<S>;
+  using F = typename S::F;
+  static constexpr uint32_t kLanes = S::kLanes;
+  // Vectors of a row's logits (or of its output) held at a time.
+  static constexpr int kVectors = S::kAttentionVectors;
+  static constexpr int kRows = S::kAttentionRows;
+  static_assert(kTileTokens % (kVectors * kLanes) == 0);
+  static_assert(kRows <= 16);
+
+  explicit Attention(const AttentionTask& task)
+      : task_(task),
+        packed_rows_(task.num_rows * task.heads_per_kv),
+        state_stride_(kStateHeader + task.head_dim),
+        keys_(reinterpret_cast<float*>(task.scratch)),
+        values_(keys_ + kTileTokens * kMaxHeadDim),
+        queries_(values_ + kTileTokens * kMaxHeadDim),
+        running_(queries_ + kMaxPackedRows * kMaxHeadDim),
+        segment_(running_ + kMaxPackedRows * (kStateHeader + kMaxHeadDim)),
+        weights_(segment_ + kMaxPackedRows * (kStateHeader + kMaxHeadDim)) {}
+
+  void Run() {
+    for (uint32_t s = 0; s < task_.num_segments; ++s) {
+      const AttentionSegment& segment = task_.segments[s];
+      RotateQueries(*segment.view);
+      float* const state = task_.states != nullptr
+                               ? task_.states + s * packed_rows_ * state_stride_
+                               : (s == 0 ? running_ : segment_);
+      Clear(state);
+      RunSegment(segment, state);
+      if (task_.states == nullptr && s > 0) {
+        for (uint32_t row = 0; row < packed_rows_; ++row) {
+          Merge(running_ + row * state_stride_, state + row * state_stride_,
+                task_.head_dim);
+        }
+      }
+    }
+    if (task_.states != nullptr) return;
+    for (uint32_t row = 0; row < packed_rows_; ++row) {
+      WriteOutput(task_, row, running_ + row * state_stride_);
+    }
+  }
+
+  // Own tokens are counted from the span's first one.
+  uint32_t VisibleTokens(const AttentionSegment& segment, uint32_t row) const {
+    if (!segment.own) return segment.num_tokens;
+    const uint32_t limit = task_.own_limit + row / task_.heads_per_kv;
+    if (limit <= segment.first_token) return 0;
+    const uint32_t seen = limit - segment.first_token;
+    return seen < segment.num_tokens ? seen : segment.num_tokens;
+  }
+
+  void RotateQueries(const KvView& view) {
+    if (rotated_ && frame_ == view.position_offset) return;
+    rotated_ = true;
+    frame_ = view.position_offset;
+    // Logits in base 2.
+    const float scale = task_.scale * 1.44269504f;
+    for (uint32_t row = 0; row < packed_rows_; ++row) {
+      const uint32_t token = row / task_.heads_per_kv;
+      const uint32_t head = row % task_.heads_per_kv;
+      const int32_t position =
+          task_.position + static_cast<int32_t>(token) - frame_;
+      E::Rotate(task_.queries + token * task_.query_stride +
+                    head * size_t{task_.head_dim},
+                task_.rope, position, task_.head_dim, scale,
+                queries_ + row * size_t{task_.head_dim});
+    }
+  }
+
+  void Clear(float* state) const {
+    for (uint32_t row = 0; row < packed_rows_; ++row) {
+      float* const s = state + row * state_stride_;
+      std::memset(s, 0, state_stride_ * sizeof(float));
+      s[0] = -__builtin_inff();
+    }
+  }
+
+  void RunSegment(const AttentionSegment& segment, float* state) {
+    const uint32_t seen = VisibleTokens(segment, packed_rows_ - 1);
+    for (uint32_t first = 0; first < seen; first += kTileTokens) {
+      const uint32_t left = seen - first;
+      const uint32_t tokens = left < kTileTokens ? left : kTileTokens;
+      Unpack(*segment.view, segment.first_token + first, tokens);
+      for (uint32_t row = 0; row < packed_rows_; row += kRows) {
+        const uint32_t rows_left = packed_rows_ - row;
+        uint32_t limits[kRows];
+        const uint32_t rows = rows_left < kRows ? rows_left : kRows;
+        for (uint32_t r = 0; r < rows; ++r) {
+          const uint32_t visible = VisibleTokens(segment, row + r);
+          const uint32_t here = visible > first ? visible - first : 0;
+          limits[r] = here < tokens ? here : tokens;
+        }
+        if (limits[rows - 1] == 0) continue;
+        Rows<kRows>(rows, row, limits, state + row * state_stride_);
+      }
+    }
+  }
+
+  // Addresses of a tile's tokens, then keys and values as fp32. Tokens that
+  // are not there are zeros, never memory beyond the view.
+  void Unpack(const KvView& view, uint32_t first, uint32_t tokens) {
+    const std::byte* rows[kTileTokens];
+    uint32_t page = (view.first_token + first) / task_.page_tokens;
+    uint32_t slot = (view.first_token + first) % task_.page_tokens;
+    const size_t token_bytes = task_.head_dim * sizeof(uint16_t);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      rows[t] = view.pages[page] + slot * token_bytes;
+      if (++slot == task_.page_tokens) {
+        slot = 0;
+        ++page;
+      }
+    }
+    UnpackKeys(rows, tokens);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      const auto* v =
+          reinterpret_cast<const uint16_t*>(rows[t] + task_.value_offset);
+      float* const out = values_ + t * size_t{task_.head_dim};
+      for (uint32_t d = 0; d < task_.head_dim; d += kLanes) {
+        S::Store(out + d, S::LoadBf16(v + d));
+      }
+    }
+  }
+
+  void UnpackKeys(const std::byte* const* rows, uint32_t tokens) {
+    alignas(64) static constexpr uint16_t kNoKey[kMaxHeadDim] = {};
+    const uint32_t dim_pairs = task_.head_dim / 2;
+    for (uint32_t t = 0; t < tokens; t += kLanes) {
+      const uint16_t* keys[kLanes];
+      for (uint32_t j = 0; j < kLanes; ++j) {
+        keys[j] = t + j < tokens ? reinterpret_cast<const uint16_t*>(
+                                       rows[t + j] + task_.key_offset)
+                                 : kNoKey;
+      }
+      for (uint32_t pair = 0; pair < dim_pairs; pair += kLanes) {
+        const uint32_t left = dim_pairs - pair;
+        const uint32_t count = left < kLanes ? left : kLanes;
+        typename S::Pairs columns[kLanes];
+        S::TransposePairs(keys, 2 * pair, count, columns);
+        float* out = keys_ + 2 * pair * kTileTokens + t;
+        for (uint32_t j = 0; j < count; ++j) {
+          S::Store(out, S::Low(columns[j]));
+          S::Store(out + kTileTokens, S::High(columns[j]));
+          out += 2 * kTileTokens;
+        }
+      }
+    }
+  }
+
+  template <int kCount>
+  void Rows(uint32_t rows, uint32_t row, const uint32_t* limits,
+            float* states) {
+    if constexpr (kCount > 1) {
+      if (rows < kCount) {
+        return Rows<kCount - 1>(rows, row, limits, states);
+      }
+    }
+    Logits<kCount>(queries_ + row * size_t{task_.head_dim}, limits[kCount - 1]);
+    bool rescale = false;
+    float factors[kCount];
+    for (int r = 0; r < kCount; ++r) {
+      factors[r] = Softmax(weights_ + r * kTileTokens, limits[r],
+                           states + r * state_stride_);
+      rescale |= factors[r] != 1.0f;
+    }
+    if (rescale) {
+      for (int r = 0; r < kCount; ++r) {
+        float* const out = states + r * state_stride_ + kStateHeader;
+        const F factor = S::Set1(factors[r]);
+        for (uint32_t d = 0; d < task_.head_dim; d += kLanes) {
+          S::Store(out + d, S::Mul(S::Load(out + d), factor));
+        }
+      }
+    }
+    AddValues<kCount>(limits, states + kStateHeader);
+  }
+
+  // weights_[r][t] = q_r . k_t for t < `tokens`, rounded up to a step.
+  template <int kCount>
+  void Logits(const float* queries, uint32_t tokens) {
+    const size_t dim = task_.head_dim;
+    for (uint32_t t = 0; t < tokens; t += kVectors * kLanes) {
+      F sums[kCount][kVectors];
+      PROMPTCACHE_UNROLL
+      for (int r = 0; r < kCount; ++r) {
+        PROMPTCACHE_UNROLL
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = S::Zero();
+      }
+      const float* keys = keys_ + t;
+      for (size_t d = 0; d < dim; ++d, keys += kTileTokens) {
+        F k[kVectors];
+        PROMPTCACHE_UNROLL
+        for (int v = 0; v < kVectors; ++v) k[v] = S::Load(keys + v * kLanes);
+        PROMPTCACHE_UNROLL
+        for (int r = 0; r < kCount; ++r) {
+          const F q = S::Set1(queries[r * dim + d]);
+          PROMPTCACHE_UNROLL
+          for (int v = 0; v < kVectors; ++v) {
+            sums[r][v] = S::Fma(q, k[v], sums[r][v]);
+          }
+        }
+      }
+      PROMPTCACHE_UNROLL
+      for (int r = 0; r < kCount; ++r) {
+        PROMPTCACHE_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          S::Store(weights_ + r * kTileTokens + t + v * kLanes, sums[r][v]);
+        }
+      }
+    }
+  }
+
+  // Turns a row's logits into weights and updates its maximum and sum. Returns
+  // what its earlier sums are to be multiplied with.
+  static float Softmax(float* weights, uint32_t limit, float* state) {
+    if (limit == 0) return 1.0f;
+    const F none = S::Set1(-__builtin_inff());
+    F maxima = none;
+    uint32_t t = 0;
+    for (; t + kLanes <= limit; t += kLanes) {
+      maxima = S::Max(maxima, S::Load(weights + t));
+    }
+    if (t < limit) {
+      const F masked = S::KeepFirst(S::Load(weights + t), limit - t, none);
+      maxima = S::Max(maxima, masked);
+    }
+    const float old_maximum = state[0];
+    const float tile_maximum = S::ReduceMax(maxima);
+    const float maximum =
+        tile_maximum > old_maximum ? tile_maximum : old_maximum;
+    F sums = S::Zero();
+    const F shift = S::Set1(maximum);
+    for (t = 0; t < limit; t += kLanes) {
+      F weight = E::Exp2(S::Sub(S::Load(weights + t), shift));
+      if (limit - t < kLanes) {
+        weight = S::KeepFirst(weight, limit - t, S::Zero());
+      }
+      S::Store(weights + t, weight);
+      sums = S::Add(sums, weight);
+    }
+    const float factor = RescaleFactor(old_maximum, maximum);
+    state[0] = maximum;
+    state[1] = state[1] * factor + S::ReduceAdd(sums);
+    return factor;
+  }
+
+  static float RescaleFactor(float old_maximum, float maximum) {
+    if (old_maximum == maximum) return 1.0f;
+    if (old_maximum == -__builtin_inff()) return 0.0f;
+    return E::Exp2Scalar(old_maximum - maximum);
+  }
+
+  // Adds the weighted values to each row's sums: together as far as all rows
+  // see, then each row alone. A token that a row does not see is not
+  // multiplied by zero but left out.
+  template <int kCount>
+  void AddValues(const uint32_t* limits, float* sums) {
+    const uint32_t together = limits[0];
+    uint32_t d = 0;
+    for (; d + kVectors * kLanes <= task_.head_dim; d += kVectors * kLanes) {
+      AddDims<kCount, kVectors>(limits, together, d, sums);
+    }
+    for (; d < task_.head_dim; d += kLanes) {
+      AddDims<kCount, 1>(limits, together, d, sums);
+    }
+  }
+
+  template <int kCount, int kWide>
+  void AddDims(const uint32_t* limits, uint32_t together, uint32_t d,
+               float* sums) {
+    AddTokens<kCount, kWide>(0, together, d, weights_, sums);
+    for (int r = 0; r < kCount; ++r) {
+      if (limits[r] == together) continue;
+      AddTokens<1, kWide>(together, limits[r], d, weights_ + r * kTileTokens,
+                          sums + r * state_stride_);
+    }
+  }
+
+  template <int kCount, int kWide>
+  void AddTokens(uint32_t first, uint32_t last, uint32_t d,
+                 const float* weights, float* out) {
+    if (first >= last) return;
+    const size_t stride = state_stride_;
+    const size_t dim = task_.head_dim;
+    F sums[kCount][kWide];
+    PROMPTCACHE_UNROLL
+    for (int r = 0; r < kCount; ++r) {
+      PROMPTCACHE_UNROLL
+      for (int v = 0; v < kWide; ++v) {
+        sums[r][v] = S::Load(out + r * stride + d + v * kLanes);
+      }
+    }
+    const float* values = values_ + first * dim + d;
+    for (uint32_t t = first; t < last; ++t, values += dim) {
+      F x[kWide];
+      PROMPTCACHE_UNROLL
+      for (int v = 0; v < kWide; ++v) x[v] = S::Load(values + v * kLanes);
+      PROMPTCACHE_UNROLL
+      for (int r = 0; r < kCount; ++r) {
+        const F weight = S::Set1(weights[r * kTileTokens + t]);
+        PROMPTCACHE_UNROLL
+        for (int v = 0; v < kWide; ++v) {
+          sums[r][v] = S::Fma(weight, x[v], sums[r][v]);
+        }
+      }
+    }
+    PROMPTCACHE_UNROLL
+    for (int r = 0; r < kCount; ++r) {
+      PROMPTCACHE_UNROLL
+      for (int v = 0; v < kWide; ++v) {
+        S::Store(out + r * stride + d + v * kLanes, sums[r][v]);
+      }
+    }
+  }
+
+  // Merges a later segment's state; one that saw nothing changes nothing.
+  static void Merge(float* into, const float* from, uint32_t head_dim) {
+    const float none = -__builtin_inff();
+    if (from[0] == none && from[1] == 0.0f) return;
+    if (into[0] == none && into[1] == 0.0f) {
+      std::memcpy(into, from, (kStateHeader + head_dim) * sizeof(float));
+      return;
+    }
+    const float maximum = from[0] > into[0] ? from[0] : into[0];
+    const float a = RescaleFactor(into[0], maximum);
+    const float b = RescaleFactor(from[0], maximum);
+    into[0] = maximum;
+    into[1] = into[1] * a + from[1] * b;
+    const F wide_a = S::Set1(a);
+    const F wide_b = S::Set1(b);
+    for (uint32_t d = kStateHeader; d < kStateHeader + head_dim; d += kLanes) {
+      const F scaled = S::Mul(S::Load(into + d), wide_a);
+      S::Store(into + d, S::Fma(S::Load(from + d), wide_b, scaled));
+    }
+  }
+
+  static void WriteOutput(const AttentionTask& task, size_t row,
+                          const float* state) {
+    float* const out = task.out + row / task.heads_per_kv * task.out_stride +
+                       row % task.heads_per_kv * task.head_dim;
+    const F inverse = S::Set1(state[1] == 0.0f ? 0.0f : 1.0f / state[1]);
+    for (uint32_t d = 0; d < task.head_dim; d += kLanes) {
+      S::Store(out + d, S::Mul(S::Load(state + kStateHeader + d), inverse));
+    }
+  }
+
+  const AttentionTask& task_;
+  const uint32_t packed_rows_;
+  const size_t state_stride_;
+  float* const keys_;     // [head_dim][kTileTokens]
+  float* const values_;   // [kTileTokens][head_dim]
+  float* const queries_;  // [packed row][head_dim], rotated into frame_
+  float* const running_;  // a state a packed row
+  float* const segment_;  // likewise
+  float* const weights_;  // [kRows][kTileTokens]
+  bool rotated_ = false;
+  int32_t frame_ = 0;
+};
+
+template <class S>
+constexpr void FillCommon(IsaKernels* kernels) {
+  kernels->attend = Attention<S>::Attend;
+  kernels->merge_states = Attention<S>::MergeStates;
+  kernels->rms_norm = Elementwise<S>::RmsNorm;
+  kernels->swiglu = Elementwise<S>::SwiGlu;
+  kernels->add = Elementwise<S>::Add;
+  kernels->to_bf16 = Elementwise<S>::ToBf16;
+  kernels->rotate_to_bf16 = Elementwise<S>::RotateToBf16;
+}
+
+}  // namespace promptcache::worker::cpu

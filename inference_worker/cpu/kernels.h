@@ -1,0 +1,162 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/kv_layout.h"
+#include "common/kv_view.h"
+#include "inference_worker/cpu/packed_matrix.h"
+#include "inference_worker/cpu/rope_table.h"
+#include "inference_worker/cpu/thread_pool.h"
+
+namespace promptcache::worker::cpu {
+
+struct IsaKernels;
+struct AttentionPlan;
+
+// What a GEMM adds to its product, in this order; both optional.
+struct GemmExtras {
+  const float* bias = nullptr;  // [N]
+  // [M][N] with the stride of C; may be C itself (x += A W^T).
+  const float* residual = nullptr;
+};
+
+// New keys and values of consecutive tokens of one span. Row r is token
+// own.num_tokens - num_rows + r of `own`, at position + r.
+struct KvWrite {
+  const float* keys = nullptr;    // [num_rows][num_kv_heads][head_dim], not yet
+  const float* values = nullptr;  // rotated; rows `row_stride` floats apart
+  size_t row_stride = 0;
+  uint32_t num_rows = 0;
+  int32_t position = 0;
+  KvView own;
+  // Writable addresses of own.pages, parallel to it.
+  std::byte* const* write_pages = nullptr;
+};
+
+// Queries of consecutive tokens of one span (see engine/backend.h, RowGroup).
+struct AttentionGroup {
+  const float* queries = nullptr;  // [num_rows][num_heads][head_dim], unrotated
+  size_t query_stride = 0;         // floats between rows
+  float* out = nullptr;            // [num_rows][num_heads][head_dim]
+  size_t out_stride = 0;
+  uint32_t num_rows = 0;
+  int32_t position = 0;             // of row 0
+  std::span<const KvView> visible;  // seen in full, in this order
+  // The rows' own span, after those: row r sees its first
+  // own.num_tokens - num_rows + r + 1 tokens.
+  KvView own;
+};
+
+struct AttentionShape {
+  uint32_t num_heads = 0;  // a multiple of layout.num_kv_heads
+  uint32_t layer = 0;
+  KvLayout layout;  // bf16; head_dim a multiple of 16, at most 256
+  float scale = 0;  // of the logits: 1 / sqrt(head_dim)
+  // May be null: nothing is rotated.
+  const RopeTable* rope = nullptr;
+};
+
+// The numeric operations of a transformer on one processor, numerics=exact:
+// bf16 weights and KV, everything else fp32. The instructions are chosen at run
+// time; threads and scratch belong to the object.
+//
+// Each row's result has one order of summation, whatever else is computed with
+// it: GEMM sums over depth in order; attention splits a view at fixed token
+// counts from its first token and merges the parts in plan order. So bits
+// depend neither on the other rows, on how rows are grouped, nor on threads or
+// pages. Between instruction sets they do differ.
+//
+// Thread-compatible. Pointers need float alignment only. Zero rows are fine.
+class Kernels {
+ public:
+  struct Options {
+    // "auto" (the fastest that runs here), or one of "portable", "avx2",
+    // "avx512bf16".
+    std::string name = "auto";
+    uint32_t num_threads = 0;  // 0: all cores of the process's affinity
+  };
+
+  // InvalidArgument for an unknown name, FailedPrecondition for one that this
+  // processor cannot run.
+  static absl::StatusOr<std::unique_ptr<Kernels>> Create(
+      const Options& options);
+  // Names that run here, the fastest first; "portable" always.
+  static std::vector<std::string> Runnable();
+  ~Kernels();
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+
+  const std::string& name() const { return name_; }
+  uint32_t num_threads() const { return pool_.num_threads(); }
+  ThreadPool* pool() { return &pool_; }
+
+  // Packs W[num_rows, num_cols] for Gemm and LookUp of this object.
+  // Concatenate matrices of the same input (q, k, v; gate, up) into one: fewer,
+  // longer regions.
+  absl::StatusOr<PackedMatrix> Pack(uint32_t num_rows, uint32_t num_cols,
+                                    PackedMatrix::RowProvider provider);
+
+  // C[M, N] = A[M, K] W[N, K]^T + bias + residual. Strides in floats.
+  // A must not overlap C.
+  void Gemm(const float* a, size_t a_stride, size_t num_rows,
+            const PackedMatrix& weights, float* c, size_t c_stride,
+            const GemmExtras& extras = {});
+
+  // out[i] = row ids[i] of the matrix, widened. REQUIRES: ids in range.
+  void LookUp(const PackedMatrix& table, std::span<const int32_t> ids,
+              float* out, size_t out_stride);
+
+  // out = x / sqrt(mean(x^2) + epsilon) * weight, row by row; rows of `dim`
+  // floats, dense. out may be x.
+  void RmsNorm(const float* x, const float* weight, float epsilon,
+               size_t num_rows, size_t dim, float* out);
+
+  // out = gate / (1 + exp(-gate)) * up; gate and up have rows `in_stride`
+  // floats apart, out's are dense. out may be gate when in_stride == dim.
+  void SwiGlu(const float* gate, const float* up, size_t in_stride,
+              size_t num_rows, size_t dim, float* out);
+
+  // x += y, `count` floats.
+  void Add(const float* y, size_t count, float* x);
+
+  // Rotates keys to position - own.position_offset and stores keys and values
+  // as bf16 (nearest even). REQUIRES: rotations within the table.
+  void WriteKv(const AttentionShape& shape, std::span<const KvWrite> writes);
+
+  // Softmax attention of every row over its visible views, then its own span.
+  // Never reads tokens beyond a view's num_tokens. REQUIRES: the differences
+  // of positions and offsets lie within the table; own.num_tokens >= num_rows.
+  void Attend(const AttentionShape& shape,
+              std::span<const AttentionGroup> groups);
+
+ private:
+  // Per thread: the block of A that its scratch holds, prepared.
+  struct alignas(64) ThreadState {
+    size_t prepared_block = 0;
+  };
+
+  Kernels(const IsaKernels* isa, uint32_t num_threads);
+  absl::Status ReserveScratch(size_t bytes_per_thread);
+  std::byte* ScratchOf(uint32_t thread) const {
+    return scratch_.data() + thread * scratch_bytes_;
+  }
+  // body(first_row, last_row), on all threads when it is worth it.
+  void ForRows(size_t num_rows, size_t row_elements,
+               absl::FunctionRef<void(size_t, size_t)> body);
+
+  const IsaKernels* const isa_;
+  const std::string name_;
+  ThreadPool pool_;
+  size_t scratch_bytes_ = 0;  // per thread, a multiple of a page
+  PopulatedMemory scratch_;
+  std::vector<ThreadState> thread_states_;
+  std::unique_ptr<AttentionPlan> plan_;
+};
+
+}  // namespace promptcache::worker::cpu
