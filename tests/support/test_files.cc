@@ -10,6 +10,23 @@
 #include "glog/logging.h"
 
 namespace promptcache {
+namespace {
+
+// Where tools/fetch_model keeps `name`, or "" when it is not there.
+std::string FetchedPath(const std::string& name) {
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  std::filesystem::path dir;
+  if (cache != nullptr && *cache != '\0') {
+    dir = cache;
+  } else if (home != nullptr) {
+    dir = std::filesystem::path(home) / ".cache";
+  }
+  const std::filesystem::path path = dir / "promptcache" / "models" / name;
+  return std::filesystem::exists(path) ? path.string() : "";
+}
+
+}  // namespace
 
 std::string ReadFileOrDie(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -24,17 +41,11 @@ std::string TestDataPath(const std::string& relative) {
 }
 
 std::string SmolLm2Path() {
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  std::filesystem::path dir;
-  if (cache != nullptr && *cache != '\0') {
-    dir = cache;
-  } else if (home != nullptr) {
-    dir = std::filesystem::path(home) / ".cache";
-  }
-  const std::filesystem::path path =
-      dir / "promptcache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf";
-  return std::filesystem::exists(path) ? path.string() : "";
+  return FetchedPath("SmolLM2-135M-Instruct.Q4_1.gguf");
+}
+
+std::string Gpt2VocabularyPath() {
+  return FetchedPath("ggml-vocab-gpt-2.gguf");
 }
 
 TempDir::TempDir() {

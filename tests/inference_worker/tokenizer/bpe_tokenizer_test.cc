@@ -41,5 +41,12 @@ TEST(BpeTokenizerTest, SmollmVectorsHold) {
   ExpectVectorsHold(SmolLm2Path(), "tokenizer/smollm.jsonl");
 }
 
+TEST(BpeTokenizerTest, Gpt2VectorsHold) {
+  if (Gpt2VocabularyPath().empty()) {
+    GTEST_SKIP() << "no vocabulary: run tools/fetch_model --gpt2-vocab";
+  }
+  ExpectVectorsHold(Gpt2VocabularyPath(), "tokenizer/gpt-2.jsonl");
+}
+
 }  // namespace
 }  // namespace promptcache::worker
