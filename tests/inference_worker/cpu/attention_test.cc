@@ -1,0 +1,379 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <optional>
+
+#include "tests/inference_worker/cpu/kv_fixture.h"
+#include "tests/inference_worker/cpu/reference.h"
+
+namespace promptcache::worker::cpu {
+namespace {
+
+// Values lie within +-1.7, logits within a few units: fp32 arithmetic.
+constexpr double kTolerance = 1e-5;
+
+// A group of rows with its spans, and what surrounds it.
+struct Case {
+  AttentionShape shape;
+  RopeTable::Options rope;
+  std::optional<RopeTable> table;
+  std::vector<SpanSpec> specs;  // own last
+  std::vector<KvSpan> spans;
+  std::vector<KvView> visible;
+  uint32_t num_rows = 1;
+  int32_t position = 0;
+  std::vector<float> queries;
+
+  size_t row_floats() const {
+    return size_t{shape.num_heads} * shape.layout.head_dim;
+  }
+};
+
+struct CaseSpec {
+  uint32_t head_dim = 64;
+  uint32_t num_kv_heads = 2;
+  uint32_t heads_per_kv = 3;
+  uint32_t page_tokens = 16;
+  uint32_t rotated_dims = 64;
+  Pairing pairing = Pairing::kHalfSplit;
+  std::vector<uint32_t> view_tokens;
+  uint32_t own_tokens = 1;
+  uint32_t num_rows = 1;
+};
+
+Case MakeCase(const CaseSpec& spec) {
+  Case c;
+  c.shape = {.num_heads = spec.num_kv_heads * spec.heads_per_kv,
+             .layer = 1,
+             .layout = {.num_layers = 2,
+                        .num_kv_heads = spec.num_kv_heads,
+                        .head_dim = spec.head_dim,
+                        .page_tokens = spec.page_tokens},
+             .scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim))};
+  c.rope = {.inv_freq = RopeTable::PlainFrequencies(10000.0, spec.rotated_dims),
+            .pairing = spec.pairing,
+            .max_position = 20000};
+  c.table = *RopeTable::Create(c.rope);
+  int32_t position = 0;
+  for (size_t i = 0; i < spec.view_tokens.size(); ++i) {
+    const auto index = static_cast<uint32_t>(i);
+    // Some begin mid-page, some far away, one behind the query.
+    c.specs.push_back(
+        {.first_token = index * 7 % 19,
+         .num_tokens = spec.view_tokens[i],
+         .position_offset = i % 3 == 2 ? position + 5000 : position - 100,
+         .local_position = static_cast<int32_t>(i) * 3,
+         .seed = index + 2});
+    position += static_cast<int32_t>(spec.view_tokens[i]);
+  }
+  c.num_rows = spec.num_rows;
+  c.position = position + static_cast<int32_t>(spec.own_tokens - spec.num_rows);
+  c.specs.push_back({.first_token = 5,
+                     .num_tokens = spec.own_tokens,
+                     .position_offset = position,
+                     .seed = 1});
+  for (const SpanSpec& s : c.specs) {
+    c.spans.push_back(MakeSpan(c.shape.layout, s));
+  }
+  for (const KvSpan& span : c.spans) c.visible.push_back(span.view);
+  c.visible.pop_back();
+  c.queries = RandomFloats(c.num_rows * c.row_floats(), 7);
+  return c;
+}
+
+AttentionGroup GroupOf(const Case& c, float* out) {
+  return {.queries = c.queries.data(),
+          .query_stride = c.row_floats(),
+          .out = out,
+          .out_stride = c.row_floats(),
+          .num_rows = c.num_rows,
+          .position = c.position,
+          .visible = c.visible,
+          .own = c.spans.back().view};
+}
+
+AttentionShape ShapeOf(const Case& c) {
+  AttentionShape shape = c.shape;
+  shape.rope = &*c.table;
+  return shape;
+}
+
+std::vector<float> Attend(Kernels* kernels, const Case& c) {
+  std::vector<float> out(c.num_rows * c.row_floats(), -77.0f);
+  const AttentionGroup group = GroupOf(c, out.data());
+  kernels->Attend(ShapeOf(c), {&group, 1});
+  return out;
+}
+
+// Row by row, each as a group of its own that ends there.
+std::vector<float> AttendAlone(Kernels* kernels, const Case& c) {
+  std::vector<float> out(c.num_rows * c.row_floats());
+  for (uint32_t row = 0; row < c.num_rows; ++row) {
+    AttentionGroup group = GroupOf(c, out.data() + row * c.row_floats());
+    group.queries += row * c.row_floats();
+    group.num_rows = 1;
+    group.position += static_cast<int32_t>(row);
+    group.own.num_tokens -= c.num_rows - row - 1;
+    kernels->Attend(ShapeOf(c), {&group, 1});
+  }
+  return out;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+void ExpectMatchesReference(Kernels* kernels, const Case& c,
+                            const std::string& what) {
+  const std::vector<float> out = Attend(kernels, c);
+  std::vector<const KvSpan*> spans;
+  for (const KvSpan& span : c.spans) spans.push_back(&span);
+  std::vector<float> ignored(out.size());
+  for (uint32_t row = 0; row < c.num_rows; ++row) {
+    if (c.num_rows > 10 && row % 7 != 0 && row + 1 != c.num_rows) continue;
+    const std::vector<double> want = AttendReference(
+        c.shape, &c.rope, GroupOf(c, ignored.data()), spans, row);
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_NEAR(out[row * c.row_floats() + i], want[i], kTolerance)
+          << what << ", row " << row << ", element " << i;
+    }
+  }
+}
+
+class AttentionTest : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(AttentionTest, MatchesDoublePrecisionForEveryLength) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  for (uint32_t tokens :
+       {0u, 1u, 15u, 16u, 17u, 63u, 64u, 65u, 255u, 256u, 257u, 2100u}) {
+    for (uint32_t own : {1u, 64u, 65u, 257u}) {
+      const Case c = MakeCase({.view_tokens = {tokens, 3, tokens / 2},
+                               .own_tokens = own,
+                               .num_rows = own == 257 ? 3u : 1u});
+      ExpectMatchesReference(kernels.get(), c, std::to_string(tokens));
+    }
+  }
+}
+
+TEST_P(AttentionTest, MatchesDoublePrecisionForEveryHeadShape) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  for (uint32_t dim : {16u, 32u, 48u, 64u, 80u, 96u, 112u, 128u, 256u}) {
+    for (uint32_t heads : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u}) {
+      const bool odd = heads % 2 == 1;
+      const Case c = MakeCase({.head_dim = dim,
+                               .num_kv_heads = 1 + heads % 3,
+                               .heads_per_kv = heads,
+                               .page_tokens = odd ? 16u : 5u,
+                               .rotated_dims = odd ? dim : dim / 2,
+                               .pairing = heads % 4 < 2 ? Pairing::kHalfSplit
+                                                        : Pairing::kInterleaved,
+                               .view_tokens = {70, 0, 33},
+                               .own_tokens = 20 + heads,
+                               .num_rows = 1 + heads});
+      ExpectMatchesReference(
+          kernels.get(), c,
+          std::to_string(dim) + " x " + std::to_string(heads));
+    }
+  }
+}
+
+TEST_P(AttentionTest, MatchesDoublePrecisionForManyViewsAndRows) {
+  auto kernels = MakeKernels(GetParam(), 3);
+  for (size_t views = 0; views <= 10; ++views) {
+    std::vector<uint32_t> tokens;
+    for (size_t i = 0; i < views; ++i) {
+      tokens.push_back(static_cast<uint32_t>(i * 37 % 101));
+    }
+    const Case c =
+        MakeCase({.view_tokens = tokens, .own_tokens = 140, .num_rows = 70});
+    ExpectMatchesReference(kernels.get(), c, std::to_string(views) + " views");
+  }
+}
+
+TEST_P(AttentionTest, RowsDoNotDependOnChunksOrThreads) {
+  const Case c = MakeCase(
+      {.view_tokens = {300, 1, 700}, .own_tokens = 600, .num_rows = 333});
+  auto single = MakeKernels(GetParam(), 1);
+  const std::vector<float> alone = AttendAlone(single.get(), c);
+  for (uint32_t threads : {1u, 2u, 3u}) {
+    auto kernels = MakeKernels(GetParam(), threads);
+    EXPECT_TRUE(SameBits(Attend(kernels.get(), c), alone)) << threads;
+    EXPECT_TRUE(SameBits(AttendAlone(kernels.get(), c), alone)) << threads;
+  }
+}
+
+TEST_P(AttentionTest, RowsDoNotDependOnTheBatch) {
+  auto kernels = MakeKernels(GetParam(), 3);
+  std::vector<Case> cases;
+  for (uint32_t i = 0; i < 5; ++i) {
+    cases.push_back(MakeCase({.view_tokens = {i * 400, 90},
+                              .own_tokens = 30 + 60 * i,
+                              .num_rows = i == 3 ? 100u : 1u}));
+  }
+  std::vector<std::vector<float>> alone;
+  std::vector<std::vector<float>> outs;
+  for (const Case& c : cases) {
+    alone.push_back(Attend(kernels.get(), c));
+    outs.emplace_back(alone.back().size());
+  }
+  std::vector<AttentionGroup> groups;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    groups.push_back(GroupOf(cases[i], outs[i].data()));
+  }
+  kernels->Attend(ShapeOf(cases[0]), groups);
+  for (size_t i = 0; i < cases.size(); ++i) {
+    EXPECT_TRUE(SameBits(outs[i], alone[i])) << "group " << i;
+  }
+}
+
+TEST_P(AttentionTest, RowsDoNotDependOnWhereTokensLie) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  Case c =
+      MakeCase({.view_tokens = {300, 64, 5}, .own_tokens = 90, .num_rows = 40});
+  const std::vector<float> before = Attend(kernels.get(), c);
+  for (size_t i = 0; i < c.spans.size(); ++i) {
+    c.specs[i].first_token = (c.specs[i].first_token * 3 + 4) % 40;
+    c.spans[i] = MakeSpan(c.shape.layout, c.specs[i]);
+    if (i < c.visible.size()) c.visible[i] = c.spans[i].view;
+  }
+  EXPECT_TRUE(SameBits(Attend(kernels.get(), c), before));
+}
+
+TEST_P(AttentionTest, LaterTokensOfTheSpanAreNeverReadIntoARow) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  Case c = MakeCase({.view_tokens = {20}, .own_tokens = 200, .num_rows = 150});
+  const std::vector<float> before = Attend(kernels.get(), c);
+  const uint32_t poisoned = 117;  // seen by row 67 and later
+  for (uint32_t head = 0; head < c.shape.layout.num_kv_heads; ++head) {
+    for (uint32_t d = 0; d < c.shape.layout.head_dim; ++d) {
+      KeyOf(c.shape.layout, c.spans.back(), 1, head, poisoned)[d] = 0x7fc0;
+      ValueOf(c.shape.layout, c.spans.back(), 1, head, poisoned)[d] = 0x7f80;
+    }
+  }
+  const std::vector<float> after = Attend(kernels.get(), c);
+  const size_t clean = 67 * c.row_floats();
+  EXPECT_EQ(std::memcmp(before.data(), after.data(), clean * sizeof(float)), 0);
+  for (size_t i = clean; i < after.size(); ++i) {
+    ASSERT_TRUE(std::isnan(after[i])) << i;
+  }
+}
+
+TEST_P(AttentionTest, GivesTheOnlyTokensValueExactly) {
+  auto kernels = MakeKernels(GetParam(), 1);
+  const Case c = MakeCase({.own_tokens = 1});
+  const std::vector<float> out = Attend(kernels.get(), c);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const auto head = static_cast<uint32_t>(i / 64 / 3);
+    ASSERT_EQ(out[i], FromBf16(ValueOf(c.shape.layout, c.spans[0], 1, head,
+                                       0)[i % 64]));
+  }
+}
+
+TEST_P(AttentionTest, StandsLargeLogits) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  Case c = MakeCase({.view_tokens = {300}, .own_tokens = 80, .num_rows = 4});
+  for (float& q : c.queries) q *= 1000.0f;
+  for (float x : Attend(kernels.get(), c)) {
+    ASSERT_TRUE(std::abs(x) <= 1.71f) << x;
+  }
+}
+
+TEST_P(AttentionTest, RelocatedKeysActAsKeysComputedThere) {
+  // The same raw keys written at position 0 of a module that stands at 913,
+  // and written where they stand.
+  const Case c = MakeCase({.own_tokens = 40});
+  const KvLayout& layout = c.shape.layout;
+  const size_t stride = layout.num_kv_heads * layout.head_dim;
+  const std::vector<float> keys = RandomFloats(40 * stride, 3);
+  const std::vector<float> values = RandomFloats(40 * stride, 4);
+  auto kernels = MakeKernels(GetParam(), 2);
+  std::vector<std::vector<float>> outs;
+  for (int32_t origin : {913, 0}) {
+    KvSpan span =
+        MakeEmptySpan(layout, {.num_tokens = 40, .position_offset = origin});
+    const KvWrite write = {.keys = keys.data(),
+                           .values = values.data(),
+                           .row_stride = stride,
+                           .num_rows = 40,
+                           .position = 913,
+                           .own = span.view,
+                           .write_pages = span.write_table.data()};
+    kernels->WriteKv(ShapeOf(c), {&write, 1});
+    outs.emplace_back(c.row_floats());
+    AttentionGroup group = GroupOf(c, outs.back().data());
+    group.position = 952;
+    group.own = span.view;
+    kernels->Attend(ShapeOf(c), {&group, 1});
+  }
+  for (size_t i = 0; i < outs[0].size(); ++i) {
+    // Both round their keys to bf16 once, differently.
+    ASSERT_NEAR(outs[0][i], outs[1][i], 0.02) << i;
+  }
+  EXPECT_FALSE(SameBits(outs[0], outs[1]));
+}
+
+TEST_P(AttentionTest, WritesKeysRotatedToTheirFrameAndValuesAsTheyAre) {
+  for (Pairing pairing : {Pairing::kHalfSplit, Pairing::kInterleaved}) {
+    const Case c = MakeCase({.head_dim = 80,
+                             .rotated_dims = 48,
+                             .pairing = pairing,
+                             .own_tokens = 1});
+    const KvLayout& layout = c.shape.layout;
+    const size_t stride = layout.num_kv_heads * layout.head_dim + 9;
+    const std::vector<float> keys = RandomFloats(37 * stride, 3);
+    const std::vector<float> values = RandomFloats(37 * stride, 4);
+    // Tokens 4.. of 41 tokens, at positions behind the origin and beyond it.
+    KvSpan span = MakeEmptySpan(
+        layout, {.first_token = 3, .num_tokens = 41, .position_offset = 110});
+    const KvWrite write = {.keys = keys.data(),
+                           .values = values.data(),
+                           .row_stride = stride,
+                           .num_rows = 37,
+                           .position = 100,
+                           .own = span.view,
+                           .write_pages = span.write_table.data()};
+    MakeKernels(GetParam(), 2)->WriteKv(ShapeOf(c), {&write, 1});
+    for (uint32_t row = 0; row < 37; ++row) {
+      for (uint32_t head = 0; head < layout.num_kv_heads; ++head) {
+        const size_t at = row * stride + head * layout.head_dim;
+        const std::vector<double> want =
+            RotateReference({&keys[at], layout.head_dim}, &c.rope,
+                            static_cast<int32_t>(row) - 10);
+        const uint16_t* k = KeyOf(layout, span, 1, head, row + 4);
+        const uint16_t* v = ValueOf(layout, span, 1, head, row + 4);
+        for (uint32_t d = 0; d < layout.head_dim; ++d) {
+          // Half a unit in the last place of bf16, and fp32's error.
+          ASSERT_NEAR(FromBf16(k[d]), want[d],
+                      std::abs(want[d]) * 0.00392 + 1e-6);
+          ASSERT_EQ(v[d], ToBf16(values[at + d]));
+        }
+      }
+    }
+    // What is not written stays: the other layer, the tokens before.
+    EXPECT_EQ(KeyOf(layout, span, 0, 0, 20)[0], 0xffff);
+    EXPECT_EQ(KeyOf(layout, span, 1, 0, 3)[0], 0xffff);
+  }
+}
+
+TEST_P(AttentionTest, NothingToDoIsFine) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  Case c = MakeCase({.own_tokens = 4});
+  kernels->Attend(ShapeOf(c), {});
+  kernels->WriteKv(ShapeOf(c), {});
+  std::vector<float> out(c.row_floats());
+  AttentionGroup group = GroupOf(c, out.data());
+  group.num_rows = 0;
+  group.own = {};
+  kernels->Attend(ShapeOf(c), {&group, 1});
+  EXPECT_EQ(out, std::vector<float>(c.row_floats()));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllThatRun, AttentionTest,
+                         ::testing::ValuesIn(Kernels::Runnable()),
+                         [](const auto& named) { return named.param; });
+
+}  // namespace
+}  // namespace promptcache::worker::cpu
