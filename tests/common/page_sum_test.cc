@@ -40,5 +40,29 @@ TEST(PageSumTest, ZerosOfDifferentLengthsDiffer) {
             PageSum(std::vector<std::byte>(128)));
 }
 
+// The definition, word by word.
+uint64_t SumByDefinition(std::span<const std::byte> page) {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
+  uint64_t sum = 0;
+  for (uint64_t i = 0; i < page.size() / 8; ++i) {
+    uint64_t z = (i + 1) * kGolden;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+    z = (z ^ (z >> 31)) | 1;
+    uint64_t word;
+    std::memcpy(&word, page.data() + 8 * i, 8);
+    sum += (word ^ kGolden) * z;
+  }
+  return sum;
+}
+
+TEST(PageSumTest, FollowsTheDefinitionForEveryLength) {
+  // Beyond 64 Ki words keys are not kept.
+  for (size_t words : {0, 1, 3, 4, 5, 46080, 65535, 65536, 65537, 70001}) {
+    const std::vector<std::byte> page = Page(words * 8);
+    EXPECT_EQ(PageSum(page), SumByDefinition(page)) << words;
+  }
+}
+
 }  // namespace
 }  // namespace promptcache
