@@ -93,8 +93,10 @@ class CacheLease {
 
 // The worker's connection to the daemon of its node: one session, re-attached
 // in the background after any loss (jittered back-off, 50 ms to 2 s). Segments
-// are mapped once per session. Thread-safe; Acquire may be called from many
-// threads at once.
+// are mapped once per session. Opening a session tells the daemon that this
+// process has dropped everything of its earlier ones, so it waits until the
+// lost session's leases are gone: drop those that are not Valid. Thread-safe;
+// Acquire may be called from many threads at once.
 class CacheClient {
  public:
   struct Options {
@@ -107,6 +109,9 @@ class CacheClient {
     // must not block. May be empty.
     std::function<void(const std::string& name, uint64_t revision)>
         on_schema_changed;
+    // A session was opened: schemas may have changed while there was none.
+    // Called on the client's own thread, must not block. May be empty.
+    std::function<void()> on_attached;
   };
   struct AcquireArgs {
     std::vector<AcquireKey> keys;

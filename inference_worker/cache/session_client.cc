@@ -1,0 +1,386 @@
+#include "inference_worker/cache/session_client.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/endpoints.h"
+#include "common/rpc/grpc_status.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+
+namespace promptcache::worker {
+namespace {
+
+constexpr int kMaxMessageBytes = 64 << 20;
+// A daemon that reads nothing: beyond this the session is given up.
+constexpr size_t kMaxQueuedWrites = 16384;
+constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
+
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& socket_path) {
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  args.SetMaxSendMessageSize(kMaxMessageBytes);
+  // A channel per attempt, sharing nothing: the back-off is the client's.
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(rpc::UnixTarget(socket_path),
+                                   grpc::InsecureChannelCredentials(), args);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(
+    const Options& options) {
+  PC_ASSIGN_OR_RETURN(ImportedMemory memory,
+                      ImportedMemory::Receive(options.socket_path + ".fd",
+                                              options.attach_timeout));
+  std::shared_ptr<SessionClient> session(new SessionClient(options));
+  session->memory_.emplace(std::move(memory));
+  session->Start();
+  const absl::Status greeted = session->Greet();
+  if (!greeted.ok()) {
+    session->Break(greeted);
+    session->Close();
+    return greeted;
+  }
+  return session;
+}
+
+SessionClient::SessionClient(const Options& options)
+    : options_(options),
+      stub_(node::v1::NodeService::NewStub(NewChannel(options.socket_path))) {}
+
+void SessionClient::Start() {
+  node::v1::SessionRequest request;
+  node::v1::Hello* hello = request.mutable_hello();
+  hello->set_protocol_version(1);
+  hello->set_token(memory_->token());
+  hello->set_worker_id(options_.worker_id);
+  hello->set_model(options_.model);
+  node::v1::KvLayout* layout = hello->mutable_layout();
+  layout->set_num_layers(options_.layout.num_layers);
+  layout->set_num_kv_heads(options_.layout.num_kv_heads);
+  layout->set_head_dim(options_.layout.head_dim);
+  layout->set_page_tokens(options_.layout.page_tokens);
+  layout->set_type(static_cast<uint32_t>(options_.layout.type));
+  layout->set_version(options_.layout.version);
+
+  stub_->async()->Session(&context_, this);
+  MutexLock lock(&mu_);
+  self_ = shared_from_this();
+  started_ = true;
+  // Writes come from any thread, until the session is lost.
+  AddHold();
+  StartRead(&read_);
+  StartCall();
+  Enqueue(request);
+}
+
+absl::Status SessionClient::Greet() {
+  const absl::Time deadline = absl::Now() + options_.attach_timeout;
+  {
+    MutexLock lock(&mu_);
+    while (!greeting_.has_value() && !lost_ && absl::Now() < deadline) {
+      changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
+    }
+    if (lost_) {
+      // The daemon's reason comes with the stream's status.
+      while (!done_ && absl::Now() < deadline) {
+        changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
+      }
+      return loss_;
+    }
+    if (!greeting_.has_value()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("no welcome from ", options_.socket_path, " within ",
+                       absl::FormatDuration(options_.attach_timeout)));
+    }
+    welcome_ = *greeting_;
+  }
+  if (welcome_.page_bytes() != options_.layout.page_bytes()) {
+    return absl::InternalError(
+        absl::StrCat("the daemon's pages have ", welcome_.page_bytes(),
+                     " bytes, ours ", options_.layout.page_bytes()));
+  }
+  return memory_->Configure(
+      welcome_.page_bytes(), welcome_.generations_stride(),
+      std::span<const uint32_t>(
+          welcome_.segment_ids().data(),
+          static_cast<size_t>(welcome_.segment_ids_size())));
+}
+
+absl::Status SessionClient::loss() const {
+  MutexLock lock(&mu_);
+  return loss_;
+}
+
+void SessionClient::WaitLost() {
+  MutexLock lock(&mu_);
+  while (!lost_) changed_.Wait(&mu_);
+}
+
+absl::StatusOr<node::v1::SessionResponse> SessionClient::Call(
+    uint64_t request_id, const node::v1::SessionRequest& request,
+    absl::Time deadline) {
+  PendingCall call;
+  MutexLock lock(&mu_);
+  if (lost_) return loss_;
+  calls_[request_id] = &call;
+  Enqueue(request);
+  while (!call.result.has_value() && absl::Now() < deadline) {
+    call.done.WaitWithTimeout(&mu_, deadline - absl::Now());
+  }
+  calls_.erase(request_id);
+  if (call.result.has_value()) return *std::move(call.result);
+  return absl::DeadlineExceededError(
+      "the cache daemon has not answered in time");
+}
+
+void SessionClient::Send(const node::v1::SessionRequest& request) {
+  MutexLock lock(&mu_);
+  if (!lost_) Enqueue(request);
+}
+
+void SessionClient::GiveBack(const node::v1::AcquireReply& reply) {
+  node::v1::SessionRequest abort;
+  for (const uint64_t id : reply.reservation_ids()) {
+    if (id != 0) abort.mutable_abort()->add_reservation_ids(id);
+  }
+  if (abort.has_abort()) Send(abort);
+  if (reply.lease_id() == 0) return;
+  node::v1::SessionRequest release;
+  release.mutable_release()->set_lease_id(reply.lease_id());
+  Send(release);
+}
+
+void SessionClient::Watch(uint64_t request_id) {
+  MutexLock lock(&mu_);
+  watched_[request_id];
+}
+
+void SessionClient::Unwatch(uint64_t request_id) {
+  std::map<uint32_t, node::v1::AcquireReply> untaken;
+  {
+    MutexLock lock(&mu_);
+    const auto watched = watched_.find(request_id);
+    if (watched == watched_.end()) return;
+    untaken = std::move(watched->second.resolved);
+    watched_.erase(watched);
+  }
+  for (const auto& [index, reply] : untaken) GiveBack(reply);
+}
+
+absl::StatusOr<node::v1::AcquireReply> SessionClient::WaitResolved(
+    uint64_t request_id, uint32_t index, absl::Time deadline) {
+  MutexLock lock(&mu_);
+  const auto found = watched_.find(request_id);
+  if (found == watched_.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("request ", request_id, " is not waited for"));
+  }
+  Watched& watched = found->second;
+  while (!watched.resolved.contains(index) && !lost_ &&
+         absl::Now() < deadline) {
+    watched.changed.WaitWithTimeout(&mu_, deadline - absl::Now());
+  }
+  const auto resolved = watched.resolved.find(index);
+  if (resolved != watched.resolved.end()) {
+    node::v1::AcquireReply reply = std::move(resolved->second);
+    watched.resolved.erase(resolved);
+    return reply;
+  }
+  if (lost_) return loss_;
+  return absl::DeadlineExceededError(
+      absl::StrCat("module ", index, " is still being encoded elsewhere"));
+}
+
+void SessionClient::Break(const absl::Status& why) {
+  MutexLock lock(&mu_);
+  Lose(why);
+  context_.TryCancel();
+}
+
+void SessionClient::Close() {
+  const absl::Time deadline = absl::Now() + kCloseTimeout;
+  MutexLock lock(&mu_);
+  closing_ = true;
+  changed_.SignalAll();
+  if (!started_) return;
+  if (!lost_) WriteNext();
+  while (!done_ && absl::Now() < deadline) {
+    changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
+  }
+  if (!done_) {
+    Lose(absl::CancelledError("closed"));
+    context_.TryCancel();
+  }
+  // Cancelled: gRPC comes to its end without the daemon's help.
+  while (!done_) changed_.Wait(&mu_);
+}
+
+bool SessionClient::AddUser() {
+  MutexLock lock(&mu_);
+  if (lost_) return false;
+  ++num_users_;
+  return true;
+}
+
+void SessionClient::RemoveUser() {
+  MutexLock lock(&mu_);
+  if (--num_users_ == 0) changed_.SignalAll();
+}
+
+bool SessionClient::WaitUnused(absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  MutexLock lock(&mu_);
+  while (num_users_ > 0 && !closing_ && absl::Now() < deadline) {
+    changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
+  }
+  return num_users_ == 0;
+}
+
+void SessionClient::Enqueue(const node::v1::SessionRequest& request) {
+  if (writes_.size() >= kMaxQueuedWrites) {
+    Lose(absl::UnavailableError(absl::StrCat(
+        "the cache daemon reads nothing: ", writes_.size(), " messages wait")));
+    context_.TryCancel();
+    return;
+  }
+  writes_.push_back(request);
+  WriteNext();
+}
+
+void SessionClient::WriteNext() {
+  if (writing_ || lost_ || half_closed_) return;
+  if (!writes_.empty()) {
+    write_ = std::move(writes_.front());
+    writes_.pop_front();
+    writing_ = true;
+    StartWrite(&write_);
+  } else if (closing_) {
+    half_closed_ = true;
+    StartWritesDone();
+  }
+}
+
+void SessionClient::Lose(const absl::Status& why) {
+  if (lost_) return;
+  loss_ = absl::UnavailableError(
+      absl::StrCat("the session with the cache daemon at ",
+                   options_.socket_path, " has ended: ", why.message()));
+  lost_.store(true, std::memory_order_release);
+  for (auto& [id, call] : calls_) {
+    if (!call->result.has_value()) call->result = loss_;
+    call->done.Signal();
+  }
+  for (auto& [id, watched] : watched_) watched.changed.SignalAll();
+  writes_.clear();
+  changed_.SignalAll();
+  if (!started_) return;
+  // Nothing is written any more: the hold for writes goes, and OnDone comes
+  // as soon as the operations that are open have ended.
+  RemoveHold();
+}
+
+void SessionClient::OnReadDone(bool ok) {
+  if (!ok) {
+    MutexLock lock(&mu_);
+    Lose(absl::UnavailableError("the stream is closed"));
+    return;
+  }
+  Handle(&read_);
+  StartRead(&read_);
+}
+
+void SessionClient::OnWriteDone(bool ok) {
+  MutexLock lock(&mu_);
+  writing_ = false;
+  if (!ok) return;  // the read fails as well, and says so
+  WriteNext();
+}
+
+void SessionClient::OnDone(const grpc::Status& status) {
+  std::shared_ptr<SessionClient> self;  // dropped after the lock
+  MutexLock lock(&mu_);
+  self = std::move(self_);
+  if (!status.ok() && !closing_) {
+    const absl::Status why = rpc::FromGrpcStatus(status);
+    loss_ = absl::UnavailableError(
+        absl::StrCat("the session with the cache daemon at ",
+                     options_.socket_path, " has ended: ", why.ToString()));
+  }
+  done_ = true;
+  changed_.SignalAll();
+}
+
+void SessionClient::Handle(node::v1::SessionResponse* response) {
+  using Message = node::v1::SessionResponse::MessageCase;
+  switch (response->message_case()) {
+    case Message::kWelcome: {
+      MutexLock lock(&mu_);
+      greeting_ = response->welcome();
+      changed_.SignalAll();
+      return;
+    }
+    case Message::kAcquire: {
+      const uint64_t request_id = response->acquire().request_id();
+      FinishCall(request_id, std::move(*response));
+      return;
+    }
+    case Message::kCommit: {
+      const uint64_t request_id = response->commit().request_id();
+      FinishCall(request_id, std::move(*response));
+      return;
+    }
+    case Message::kRequestFailed: {
+      const node::v1::RequestFailed& failed = response->request_failed();
+      const grpc::Status status(static_cast<grpc::StatusCode>(failed.code()),
+                                failed.message());
+      FinishCall(failed.request_id(), rpc::FromGrpcStatus(status));
+      return;
+    }
+    case Message::kPendingResolved: {
+      node::v1::PendingResolved* resolved =
+          response->mutable_pending_resolved();
+      {
+        MutexLock lock(&mu_);
+        const auto watched = watched_.find(resolved->request_id());
+        if (watched != watched_.end()) {
+          watched->second.resolved[resolved->index()] =
+              std::move(*resolved->mutable_reply());
+          watched->second.changed.SignalAll();
+          return;
+        }
+      }
+      GiveBack(resolved->reply());
+      return;
+    }
+    case Message::kSchemaChanged:
+      if (options_.on_schema_changed) {
+        options_.on_schema_changed(response->schema_changed().name(),
+                                   response->schema_changed().revision());
+      }
+      return;
+    case Message::MESSAGE_NOT_SET:  // a newer daemon's message
+      return;
+  }
+}
+
+void SessionClient::FinishCall(
+    uint64_t request_id, absl::StatusOr<node::v1::SessionResponse> result) {
+  {
+    MutexLock lock(&mu_);
+    const auto call = calls_.find(request_id);
+    if (call != calls_.end()) {
+      call->second->result = std::move(result);
+      call->second->done.Signal();
+      return;
+    }
+  }
+  // Its caller has given up: what the reply grants would be held for ever.
+  if (result.ok() && result->has_acquire()) GiveBack(result->acquire());
+  if (!result.ok() && request_id == 0) {
+    LOG(WARNING) << "the cache daemon refused a message: " << result.status();
+  }
+}
+
+}  // namespace promptcache::worker
