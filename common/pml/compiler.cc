@@ -1,0 +1,129 @@
+#include "common/pml/compiler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/pml/exactness.h"
+#include "common/pml/marked_text.h"
+#include "common/pml/names.h"
+#include "common/pml/plan_builder.h"
+#include "common/pml/plan_modules.h"
+#include "common/pml/prompt_judge.h"
+#include "common/status_macros.h"
+
+namespace promptcache::pml {
+namespace {
+
+absl::StatusOr<Plan> FreshPlan(const MarkedText& text,
+                               const Tokenizer& tokenizer,
+                               const CompileOptions& options) {
+  Plan plan;
+  plan.layout = options.layout;
+  PC_ASSIGN_OR_RETURN(std::vector<int32_t> tokens, text.Tokens(tokenizer));
+  if (tokenizer.bos_id() >= 0) {
+    tokens.insert(tokens.begin(), tokenizer.bos_id());
+  }
+  AppendSpan({.tokens = std::move(tokens)}, &plan);
+  PC_RETURN_IF_ERROR(CheckContext(plan, options.context_length));
+  plan.exactness = ExactnessOf(plan);
+  return plan;
+}
+
+// The module of `path`, the preamble and anonymous modules included; -1: none.
+int32_t FindAny(const SchemaTree& tree, const std::string& path) {
+  if (path.empty()) return 0;
+  if (path.front() != '#') return tree.Find(path);
+  const auto it = std::find_if(
+      tree.modules.begin(), tree.modules.end(),
+      [&](const SchemaModule& m) { return !m.named && m.path == path; });
+  return it == tree.modules.end()
+             ? -1
+             : static_cast<int32_t>(it - tree.modules.begin());
+}
+
+absl::StatusOr<std::vector<bool>> WantedModules(
+    const SchemaTree& tree, std::span<const std::string> paths) {
+  std::vector<bool> wanted(tree.modules.size(), paths.empty());
+  for (const std::string& path : paths) {
+    const int32_t index = FindAny(tree, path);
+    if (index < 0) {
+      return absl::NotFoundError(absl::StrCat(
+          "schema \"", tree.name, "\" has no module \"", path, "\""));
+    }
+    if (!tree.modules[static_cast<size_t>(index)].cached) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "module \"", path, "\" of schema \"", tree.name,
+          "\" has cache=\"false\": it is computed fresh each time"));
+    }
+    wanted[static_cast<size_t>(index)] = true;
+  }
+  return wanted;
+}
+
+}  // namespace
+
+absl::StatusOr<Plan> Compile(const Schema& schema, const Prompt& prompt,
+                             const CompileOptions& options) {
+  PC_ASSIGN_OR_RETURN(const JudgedPrompt judged, JudgePrompt(schema, prompt));
+  return BuildPlan(schema, judged, options);
+}
+
+absl::StatusOr<Plan> CompileWarm(const Schema& schema,
+                                 std::span<const std::string> paths) {
+  const SchemaTree& tree = schema.tree(/*prompt_has_roles=*/false);
+  PC_ASSIGN_OR_RETURN(const std::vector<bool> wanted,
+                      WantedModules(tree, paths));
+  Plan plan;
+  plan.schema = tree.name;
+  PlanModules modules(tree, &plan);
+  for (size_t i = 0; i < tree.modules.size(); ++i) {
+    if (wanted[i] && tree.modules[i].cached) {
+      modules.Add(static_cast<int32_t>(i));
+    }
+  }
+  for (const SchemaScaffold& scaffold : tree.scaffolds) {
+    const bool complete =
+        std::all_of(scaffold.modules.begin(), scaffold.modules.end(),
+                    [&](int32_t m) { return wanted[static_cast<size_t>(m)]; });
+    if (!complete) continue;
+    const size_t first = plan.modules.size();
+    modules.AddScaffold(scaffold);
+    // The first member's states, which are its own, were there already.
+    for (size_t i = first; i < plan.modules.size(); ++i) {
+      plan.modules[i].scaffold = absl::StrSplit(scaffold.names, ' ');
+    }
+  }
+  return plan;
+}
+
+absl::StatusOr<Plan> CompileText(std::string_view text,
+                                 const Tokenizer& tokenizer,
+                                 const CompileOptions& options) {
+  MarkedText marked;
+  marked.AppendText(text);
+  return FreshPlan(marked, tokenizer, options);
+}
+
+absl::StatusOr<Plan> CompileMessages(std::span<const ChatMessage> messages,
+                                     const Tokenizer& tokenizer,
+                                     const ChatTemplate& chat_template,
+                                     const CompileOptions& options) {
+  MarkedText marked;
+  for (const ChatMessage& message : messages) {
+    const std::optional<Role> role = RoleOf(message.role);
+    if (!role.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "\"", message.role, "\" is no role: use system, user or assistant"));
+    }
+    marked.AppendMarkers(chat_template.markers(*role).start);
+    marked.AppendText(message.content);
+    marked.AppendMarkers(chat_template.markers(*role).end);
+  }
+  marked.AppendMarkers(chat_template.markers(Role::kAssistant).start);
+  return FreshPlan(marked, tokenizer, options);
+}
+
+}  // namespace promptcache::pml

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/chat_template.h"
+#include "common/pml/plan.h"
+#include "common/pml/prompt.h"
+#include "common/pml/schema.h"
+#include "common/tokenizer.h"
+
+namespace promptcache::pml {
+
+struct CompileOptions {
+  Layout layout = Layout::kCompact;
+  // Of the model, in tokens: neither a plan's positions nor its tokens go
+  // past it. 0: not checked.
+  int32_t context_length = 8192;
+};
+
+// Judges the prompt against the schema and lays the plan out. A PmlError of
+// source prompt when it is refused. Thread-safe; no module is tokenised here.
+absl::StatusOr<Plan> Compile(const Schema& schema, const Prompt& prompt,
+                             const CompileOptions& options = {});
+
+// A plan of modules only, to encode them ahead of use: no spans. `paths` as in
+// Schema::Modules(), with what their contexts need; a scaffold's co-encoded
+// members when all of them are named. Empty: every cached module and every
+// scaffold. NotFound for an unknown path, FailedPrecondition for a module with
+// cache="false".
+absl::StatusOr<Plan> CompileWarm(const Schema& schema,
+                                 std::span<const std::string> paths);
+
+// Prompts without a schema: BOS and fresh text, no modules.
+absl::StatusOr<Plan> CompileText(std::string_view text,
+                                 const Tokenizer& tokenizer,
+                                 const CompileOptions& options = {});
+
+struct ChatMessage {
+  std::string role;  // system, user, assistant; InvalidArgument for another
+  std::string content;
+};
+// With the assistant's start marker at the end.
+absl::StatusOr<Plan> CompileMessages(std::span<const ChatMessage> messages,
+                                     const Tokenizer& tokenizer,
+                                     const ChatTemplate& chat_template,
+                                     const CompileOptions& options = {});
+
+}  // namespace promptcache::pml
