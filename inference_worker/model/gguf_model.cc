@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
+#include <initializer_list>
+#include <limits>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -27,6 +29,21 @@ absl::StatusOr<const GgufFamily*> FindFamily(std::string_view architecture) {
   return absl::InvalidArgumentError(absl::StrCat(
       "metadata general.architecture: ", QuoteGgufName(architecture),
       " is not supported; supported: ", known));
+}
+
+// The layouts of the quantised types changed with this number, before GGUF.
+constexpr uint32_t kQuantizationVersion = 2;
+
+// That an integer, if it is there at all, is one of `allowed`.
+absl::Status RequireNeutral(const GgufFile& file, std::string_view key,
+                            std::initializer_list<uint32_t> allowed) {
+  if (file.Find(key) == nullptr) return absl::OkStatus();
+  PC_ASSIGN_OR_RETURN(const uint32_t value, file.Uint32(key));
+  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("metadata ", ToAbsl(key), ": ", value, " is not supported"));
 }
 
 std::string NameOf(const TensorRule& rule, uint32_t layer) {
@@ -130,6 +147,9 @@ absl::Status GgufModel::Read(const GgufFile& file, const OpenOptions& options) {
     config_.architecture = architecture;
     config_.vocab_size = static_cast<uint32_t>(vocabulary_.tokens.size());
   } else {
+    PC_RETURN_IF_ERROR(RequireNeutral(file, "split.count", {0, 1}));
+    PC_RETURN_IF_ERROR(RequireNeutral(file, "general.quantization_version",
+                                      {kQuantizationVersion}));
     PC_ASSIGN_OR_RETURN(family_, FindFamily(architecture));
     PC_ASSIGN_OR_RETURN(config_, family_->read_config(file));
     PC_RETURN_IF_ERROR(ReadVocabSize(file));

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 
 #include "common/float_types.h"
 #include "glog/logging.h"
+#include "tests/support/test_files.h"
 
 namespace promptcache::worker {
 namespace {
@@ -249,11 +249,7 @@ std::string GgufWriter::Serialize(std::vector<size_t>* boundaries) const {
 }
 
 void GgufWriter::Write(const std::string& path) const {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  const std::string bytes = Serialize();
-  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  out.close();
-  CHECK(out.good()) << "cannot write " << path;
+  WriteFileOrDie(path, Serialize());
 }
 
 }  // namespace promptcache::worker

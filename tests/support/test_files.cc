@@ -36,6 +36,13 @@ std::string ReadFileOrDie(const std::string& path) {
   return out.str();
 }
 
+void WriteFileOrDie(const std::string& path, const std::string& contents) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << contents;
+  out.close();
+  CHECK(out.good()) << "cannot write " << path;
+}
+
 std::string TestDataPath(const std::string& relative) {
   return std::string(PROMPTCACHE_TEST_DATA) + "/" + relative;
 }

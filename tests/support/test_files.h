@@ -7,6 +7,9 @@ namespace promptcache {
 // Contents of a file; fails the test when it cannot be read.
 std::string ReadFileOrDie(const std::string& path);
 
+// Creates or replaces a file; fails the test when it cannot.
+void WriteFileOrDie(const std::string& path, const std::string& contents);
+
 // A file of tests/data.
 std::string TestDataPath(const std::string& relative);
 
