@@ -32,6 +32,8 @@ class ABSL_LOCKABLE Mutex {
 
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { lock(); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { unlock(); }
+  // For the analysis only, where it cannot see who calls (a lambda).
+  void AssertHeld() const ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:
   friend class CondVar;

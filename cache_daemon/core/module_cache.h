@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -139,7 +140,7 @@ class ModuleCache {
   CacheStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // InvalidArgument: a prefix that is too short, not hexadecimal or ambiguous;
-  // a path without a schema. Looks at 4096 modules per hold of the lock.
+  // a path without a schema. Looks at 1024 modules per hold of the lock.
   absl::StatusOr<ListResult> List(const ListArgs& args) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Hexadecimal or a prefix. NotFound when it is neither resident nor known.
@@ -173,6 +174,13 @@ class ModuleCache {
  private:
   ModuleCache(const PagePool* pool, const Clock* clock, WorkSignal* signal,
               EventHub* events, std::unique_ptr<CacheState> state);
+  Effects NewEffects() const;
+  absl::StatusOr<std::vector<ModuleKey>> ResolveKeys(
+      const ModuleFilter& filter) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Calls `fn` under the lock, in the order of keys, some modules at a time.
+  absl::Status ForEachResident(const ModuleFilter& filter,
+                               absl::FunctionRef<void(const ModuleKey&)> fn)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // What has to be done after the lock is gone.
   void Perform(Effects effects) ABSL_LOCKS_EXCLUDED(mu_);
 

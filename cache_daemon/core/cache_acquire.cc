@@ -1,0 +1,430 @@
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "cache_daemon/core/cache_state.h"
+#include "common/digest.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+
+namespace promptcache::daemon {
+namespace {
+
+// 0 and 1 mean other things to PageAllocator.
+uint64_t DomainHash(std::string_view domain) {
+  const Digest digest = Sha256Of(domain);
+  uint64_t hash;
+  std::memcpy(&hash, digest.bytes.data(), sizeof(hash));
+  return hash < 2 ? hash + 2 : hash;
+}
+
+absl::Status NoSession(SessionId id) {
+  return absl::NotFoundError(
+      absl::StrCat("session ", static_cast<uint64_t>(id), " is not open"));
+}
+
+}  // namespace
+
+absl::StatusOr<AcquireResult> CacheState::Acquire(SessionId session_id,
+                                                  const AcquireRequest& request,
+                                                  absl::Time now,
+                                                  Effects* effects) {
+  const auto it = sessions_.find(session_id);
+  if (it == sessions_.end()) return NoSession(session_id);
+  Session& session = it->second;
+  PC_RETURN_IF_ERROR(ValidateAcquire(session, request));
+
+  AcquireResult result;
+  result.modules.resize(request.keys.size());
+  Asked asked{.request = &request,
+              .session_id = session_id,
+              .session = &session,
+              .domain_hash = DomainHash(request.isolation_domain),
+              .result = &result};
+  // Everything that is there is leased before anything is evicted for what is
+  // not.
+  std::vector<size_t> missing;
+  for (size_t i = 0; i < request.keys.size(); ++i) {
+    if (!AnswerPresent(&asked, i, now, effects)) missing.push_back(i);
+  }
+  for (size_t i : missing) AnswerMissing(&asked, i, now, effects);
+  for (size_t i = 0; i < request.keys.size(); ++i) {
+    CountLookup(result.modules[i], request.keys[i].num_tokens);
+  }
+  if (result.lease != LeaseId{}) {
+    leases_[result.lease].entries = std::move(asked.leased);
+  }
+  return result;
+}
+
+absl::Status CacheState::ValidateAcquire(const Session& session,
+                                         const AcquireRequest& request) const {
+  for (const AcquireKey& key : request.keys) {
+    if (key.num_tokens == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("module ", key.key.ToHex(), " has no tokens"));
+    }
+    const Entry* entry = FindVisible(key.key);
+    if (entry != nullptr && entry->shape == session.args.shape &&
+        entry->metadata.num_tokens != key.num_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "module ", key.key.ToHex(), " has ", entry->metadata.num_tokens,
+          " tokens, not ", key.num_tokens));
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool CacheState::AnswerPresent(Asked* asked, size_t index, absl::Time now,
+                               Effects* effects) {
+  const AcquireKey& key = asked->request->keys[index];
+  AcquiredModule& out = asked->result->modules[index];
+  Entry* entry = FindVisible(key.key);
+  if (entry != nullptr && ExpiredNow(*entry, now)) {
+    Hide(entry, EvictReason::kExpired, now, effects);
+    entry = nullptr;
+  }
+  if (entry == nullptr) {
+    ExplainMiss(*asked, index);
+    return false;
+  }
+  if (entry->domain_hash != asked->domain_hash) {
+    // Keys contain the domain: such a key is forged. It learns nothing.
+    out.miss_reason = MissReason::kNeverSeen;
+    return true;
+  }
+  if (entry->shape != asked->session->args.shape) {
+    // The page size is no part of the key: the same states in another carving.
+    out.miss_reason = MissReason::kIdentityDiffers;
+    out.differing_field = IdentityField::kLayout;
+    return true;
+  }
+  if (entry->state == ModuleState::kReserved) {
+    out.outcome = Outcome::kPending;
+    out.miss_reason = MissReason::kNotYetCommitted;
+    entry->reservation->waiters.push_back(
+        {.session = asked->session_id,
+         .request_id = asked->request->request_id,
+         .index = static_cast<uint32_t>(index),
+         .want_page_sums = asked->request->want_page_sums,
+         .reserve = asked->request->reserve_missing});
+    return true;
+  }
+  LeaseOf(asked);
+  Hit(entry, asked->request->want_page_sums, now, &out);
+  asked->leased.push_back(entry);
+  return true;
+}
+
+void CacheState::ExplainMiss(const Asked& asked, size_t index) {
+  const AcquireKey& key = asked.request->keys[index];
+  AcquiredModule& out = asked.result->modules[index];
+  if (const ModuleInfo* known = known_.Find(key.key); known != nullptr) {
+    out.miss_reason = known->absence;
+    return;
+  }
+  out.differing_field =
+      known_.Differing(asked.request->isolation_domain, asked.request->schema,
+                       key.path, key.parts);
+  out.miss_reason = out.differing_field == IdentityField::kNone
+                        ? MissReason::kNeverSeen
+                        : MissReason::kIdentityDiffers;
+}
+
+void CacheState::AnswerMissing(Asked* asked, size_t index, absl::Time now,
+                               Effects* effects) {
+  const AcquireRequest& request = *asked->request;
+  const AcquireKey& key = request.keys[index];
+  AcquiredModule& out = asked->result->modules[index];
+  if (!request.reserve_missing) return;
+  if (FindVisible(key.key) != nullptr) {  // named twice in one request
+    AnswerPresent(asked, index, now, effects);
+    return;
+  }
+  auto entry = std::make_unique<Entry>();
+  entry->key = key.key;
+  entry->metadata.schema = request.schema;
+  entry->metadata.path = key.path;
+  entry->metadata.num_tokens = key.num_tokens;
+  entry->isolation_domain = request.isolation_domain;
+  entry->domain_hash = asked->domain_hash;
+  entry->shape = asked->session->args.shape;
+  entry->num_pages = entry->shape.PagesFor(key.num_tokens);
+  entry->reservation = std::make_unique<Reservation>();
+  entry->reservation->reason = out.miss_reason;
+  entry->reservation->differing_field = out.differing_field;
+  entry->reservation->parts = key.parts;
+  Entry* const added = AddReserved(std::move(entry), now, effects);
+  if (added == nullptr) {
+    out.miss_reason = MissReason::kNoMemory;
+    out.differing_field = IdentityField::kNone;
+    return;
+  }
+  Reservation& reservation = *added->reservation;
+  reservation.id = ReservationId{next_id_++};
+  reservation.session = asked->session_id;
+  reservation.lease = LeaseOf(asked);
+  reservations_[reservation.id] = added;
+  asked->session->reservations.insert(reservation.id);
+  ShowReservation(*added, &out);
+}
+
+void CacheState::CountLookup(const AcquiredModule& module,
+                             uint32_t num_tokens) {
+  if (module.outcome == Outcome::kHit) {
+    ++counters_.hit_lookups;
+    counters_.hit_tokens += num_tokens;
+    return;
+  }
+  ++counters_.miss_lookups;
+  counters_.miss_tokens += num_tokens;
+  Counted& counted = counters_.misses[static_cast<size_t>(module.miss_reason)];
+  ++counted.count;
+  counted.volume += num_tokens;
+}
+
+LeaseId CacheState::LeaseOf(Asked* asked) {
+  if (asked->result->lease == LeaseId{}) {
+    asked->result->lease = NewLease(asked->session_id, {});
+  }
+  return asked->result->lease;
+}
+
+LeaseId CacheState::NewLease(SessionId session, std::vector<Entry*> entries) {
+  const LeaseId id{next_id_++};
+  leases_[id] = {session, std::move(entries)};
+  sessions_.at(session).leases.insert(id);
+  return id;
+}
+
+void CacheState::Hit(Entry* entry, bool want_page_sums, absl::Time now,
+                     AcquiredModule* out) {
+  Update(entry, [&] {
+    ++entry->num_leases;
+    ++entry->hits;
+    entry->Touch(now);
+  });
+  if (entry->state == ModuleState::kMoving) entry->move_cancelled = true;
+  if (entry->tier == Tier::kHost) entry->wants_promotion = true;
+  out->outcome = Outcome::kHit;
+  out->miss_reason = MissReason::kNone;
+  out->tier = entry->tier;
+  out->generation = entry->generation;
+  out->runs = entry->runs;
+  if (want_page_sums) out->page_sums = entry->page_sums;
+}
+
+void CacheState::ShowReservation(const Entry& entry, AcquiredModule* out) {
+  out->outcome = Outcome::kReserved;
+  out->reservation = entry.reservation->id;
+  out->tier = entry.tier;
+  out->generation = entry.generation;
+  out->runs = entry.runs;
+}
+
+absl::StatusOr<std::vector<CommitResult>> CacheState::Commit(
+    SessionId session_id, std::span<const CommitModule> modules, absl::Time now,
+    Effects* effects) {
+  if (!sessions_.contains(session_id)) return NoSession(session_id);
+  for (const CommitModule& module : modules) {
+    const auto it = reservations_.find(module.reservation);
+    if (it == reservations_.end()) continue;
+    const Entry& entry = *it->second;
+    if (entry.reservation->session != session_id) continue;
+    if (module.page_sums.size() != entry.num_pages ||
+        module.metadata.num_tokens != entry.metadata.num_tokens) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "reservation ", static_cast<uint64_t>(module.reservation), ": ",
+          module.page_sums.size(), " page sums and ",
+          module.metadata.num_tokens, " tokens where it has ", entry.num_pages,
+          " pages and ", entry.metadata.num_tokens, " tokens"));
+    }
+  }
+  std::vector<CommitResult> results(modules.size());
+  for (size_t i = 0; i < modules.size(); ++i) {
+    CommitOne(session_id, modules[i], now, &results[i], effects);
+  }
+  return results;
+}
+
+void CacheState::CommitOne(SessionId session_id, const CommitModule& module,
+                           absl::Time now, CommitResult* result,
+                           Effects* effects) {
+  const auto it = reservations_.find(module.reservation);
+  if (it == reservations_.end() ||
+      it->second->reservation->session != session_id) {
+    return;  // gone: aborted, or another session's
+  }
+  Entry* const entry = it->second;
+  const Reservation reservation = std::move(*entry->reservation);
+  reservations_.erase(it);
+  sessions_.at(session_id).reservations.erase(reservation.id);
+  const auto lease = leases_.find(reservation.lease);
+  const bool leased = lease != leases_.end();
+  Update(entry, [&] {
+    entry->reservation.reset();
+    entry->state = ModuleState::kCommitted;
+    std::string schema = std::move(entry->metadata.schema);
+    std::string path = std::move(entry->metadata.path);
+    entry->metadata = module.metadata;
+    if (entry->metadata.schema.empty()) entry->metadata.schema = schema;
+    if (entry->metadata.path.empty()) entry->metadata.path = path;
+    entry->page_sums = module.page_sums;
+    entry->ttl = module.metadata.policy.ttl.value_or(options_.default_ttl);
+    entry->commit_time = now;
+    entry->last_use_time = now;
+    entry->expire_time = now + entry->ttl;
+    entry->pinned = module.metadata.policy.pin &&
+                    pinned_bytes() + entry->bytes() <= pin_budget_bytes();
+    if (leased) ++entry->num_leases;
+  });
+  if (leased) lease->second.entries.push_back(entry);
+  ScheduleExpiry(entry);
+  known_.Remove(entry->key);
+  known_.SetIdentity(entry->isolation_domain, entry->metadata.schema,
+                     entry->metadata.path, reservation.parts);
+  ++counters_.commits;
+  Emit(CacheEvent::Kind::kCommitted, *entry, now, effects);
+  result->committed = true;
+  result->pinned = entry->pinned;
+  result->key = entry->key;
+  result->isolation_domain = entry->isolation_domain;
+  ResolveHits(entry, reservation.waiters, now, effects);
+}
+
+void CacheState::ResolveHits(Entry* entry, std::span<const Waiter> waiters,
+                             absl::Time now, Effects* effects) {
+  for (const Waiter& waiter : waiters) {
+    PendingResolved* resolved = Deliver(waiter, effects);
+    if (resolved == nullptr) continue;
+    Hit(entry, waiter.want_page_sums, now, &resolved->module);
+    resolved->lease = NewLease(waiter.session, {entry});
+  }
+}
+
+void CacheState::ResolveMisses(std::span<const Waiter> waiters,
+                               MissReason reason, IdentityField differing_field,
+                               Effects* effects) const {
+  for (const Waiter& waiter : waiters) {
+    PendingResolved* resolved = Deliver(waiter, effects);
+    if (resolved == nullptr) continue;
+    resolved->module.miss_reason = reason;
+    resolved->module.differing_field = differing_field;
+  }
+}
+
+PendingResolved* CacheState::Deliver(const Waiter& waiter,
+                                     Effects* effects) const {
+  const auto it = sessions_.find(waiter.session);
+  if (it == sessions_.end()) return nullptr;
+  Effects::Delivery& delivery = effects->deliveries.emplace_back();
+  delivery.to = it->second.on_resolved;
+  delivery.resolved.request_id = waiter.request_id;
+  delivery.resolved.index = waiter.index;
+  return &delivery.resolved;
+}
+
+absl::Status CacheState::Abort(SessionId session_id,
+                               std::span<const ReservationId> reservations,
+                               absl::Time now, Effects* effects) {
+  const auto session = sessions_.find(session_id);
+  if (session == sessions_.end()) return NoSession(session_id);
+  absl::Status status;
+  for (ReservationId id : reservations) {
+    if (session->second.reservations.erase(id) == 0) {
+      status.Update(absl::NotFoundError(absl::StrCat(
+          "reservation ", static_cast<uint64_t>(id), " is not the session's")));
+      continue;
+    }
+    AbortReservation(reservations_.at(id), now, effects);
+  }
+  return status;
+}
+
+void CacheState::AbortReservation(Entry* entry, absl::Time now,
+                                  Effects* effects) {
+  if (entry->num_holds > 0) {
+    // Its pages are being zeroed for a holder that has ended meanwhile: the
+    // next one must not write under that.
+    LoseReservation(entry, now, effects);
+    EndLost({entry});
+    return;
+  }
+  CountAbort(*entry, now, effects);
+  Reservation& reservation = *entry->reservation;
+  const std::optional<Waiter> next = NextWriter(&reservation.waiters);
+  if (next.has_value()) {
+    reservations_.erase(reservation.id);
+    entry->generation = NextGeneration();
+    pool_->Stamp(entry->runs, entry->generation);
+    HandOver(entry, *next, effects);
+    return;
+  }
+  ResolveMisses(reservation.waiters, reservation.reason,
+                reservation.differing_field, effects);
+  HideReserved(entry, /*lost=*/false);
+}
+
+void CacheState::CountAbort(const Entry& entry, absl::Time now,
+                            Effects* effects) {
+  ++counters_.aborted_reservations;
+  if (!effects->want_events) return;
+  CacheEvent event =
+      MakeEvent(CacheEvent::Kind::kReservationAborted, entry, now);
+  event.session = entry.reservation->session;
+  effects->events.push_back(std::move(event));
+}
+
+std::optional<Waiter> CacheState::NextWriter(
+    std::vector<Waiter>* waiters) const {
+  for (auto it = waiters->begin(); it != waiters->end(); ++it) {
+    if (!it->reserve || !sessions_.contains(it->session)) continue;
+    const Waiter next = *it;
+    waiters->erase(it);
+    return next;
+  }
+  return std::nullopt;
+}
+
+void CacheState::HandOver(Entry* entry, const Waiter& waiter,
+                          Effects* effects) {
+  Reservation& reservation = *entry->reservation;
+  reservation.id = ReservationId{next_id_++};
+  reservation.session = waiter.session;
+  reservation.lease = NewLease(waiter.session, {});
+  reservations_[reservation.id] = entry;
+  sessions_.at(waiter.session).reservations.insert(reservation.id);
+  PendingResolved* resolved = Deliver(waiter, effects);
+  resolved->lease = reservation.lease;
+  resolved->module.miss_reason = MissReason::kNotYetCommitted;
+  ShowReservation(*entry, &resolved->module);
+}
+
+absl::Status CacheState::Release(SessionId session_id, LeaseId lease_id,
+                                 absl::Time now, Effects* effects) {
+  const auto lease = leases_.find(lease_id);
+  if (lease == leases_.end() || lease->second.session != session_id) {
+    return absl::NotFoundError(absl::StrCat(
+        "lease ", static_cast<uint64_t>(lease_id), " is not the session's"));
+  }
+  const std::vector<Entry*> entries = std::move(lease->second.entries);
+  leases_.erase(lease);
+  sessions_.at(session_id).leases.erase(lease_id);
+  for (Entry* entry : entries) {
+    const bool visible = !entry->hidden;
+    Update(entry, [&] {
+      --entry->num_leases;
+      if (visible) entry->Touch(now);
+    });
+    if (visible) QueuePromotion(entry, effects);
+  }
+  return absl::OkStatus();
+}
+
+void CacheState::ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
+                           uint64_t fresh_tokens) {
+  counters_.request_cached_tokens += cached_tokens;
+  counters_.request_created_tokens += created_tokens;
+  counters_.request_fresh_tokens += fresh_tokens;
+}
+
+}  // namespace promptcache::daemon

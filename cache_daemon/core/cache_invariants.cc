@@ -1,0 +1,180 @@
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "cache_daemon/core/cache_state.h"
+#include "common/status_macros.h"
+
+namespace promptcache::daemon {
+namespace {
+
+absl::Status Broken(const Entry& entry, std::string_view what) {
+  return absl::InternalError(absl::StrCat(
+      "module ", entry.key.ToHex().substr(0, 8), " (",
+      std::string(ModuleStateName(entry.state)), "): ", std::string(what)));
+}
+
+uint64_t PagesIn(const PageRuns& runs) {
+  uint64_t pages = 0;
+  for (const PageRun& run : runs) pages += run.num_pages;
+  return pages;
+}
+
+}  // namespace
+
+absl::Status CacheState::CheckInvariants() const {
+  for (const std::unique_ptr<TierState>& state : tiers_) {
+    PC_RETURN_IF_ERROR(state->pages().CheckInvariants());
+  }
+  PC_RETURN_IF_ERROR(known_.CheckInvariants());
+  if (ordered_.size() != visible_.size()) {
+    return absl::InternalError("the order of keys and the map differ");
+  }
+  for (const auto& [key, entry] : visible_) {
+    if (!ordered_.contains(key) || entry->key != key) {
+      return Broken(*entry, "is filed under another key");
+    }
+    PC_RETURN_IF_ERROR(CheckEntry(*entry, /*visible=*/true));
+  }
+  for (const auto& [pointer, entry] : hidden_) {
+    if (pointer != entry.get()) return Broken(*entry, "hidden map");
+    PC_RETURN_IF_ERROR(CheckEntry(*entry, /*visible=*/false));
+  }
+  PC_RETURN_IF_ERROR(CheckUsers());
+  return CheckTallies();
+}
+
+absl::Status CacheState::CheckEntry(const Entry& entry, bool visible) const {
+  if (entry.hidden == visible) return Broken(entry, "hidden flag");
+  if (entry.num_pages == 0 ||
+      entry.num_pages != entry.shape.PagesFor(entry.metadata.num_tokens) ||
+      PagesIn(entry.runs) != entry.num_pages) {
+    return Broken(entry, "number of pages");
+  }
+  if ((entry.state == ModuleState::kReserved) !=
+      (entry.reservation != nullptr)) {
+    return Broken(entry, "reservation");
+  }
+  if (entry.in_lru != entry.evictable()) return Broken(entry, "LRU list");
+  switch (entry.state) {
+    case ModuleState::kReserved:
+      if (!visible || entry.num_leases + entry.num_lost > 0) {
+        return Broken(entry, "a reservation is hidden or leased");
+      }
+      break;
+    case ModuleState::kCommitted:
+    case ModuleState::kMoving:
+      if (!visible) return Broken(entry, "hidden, yet an answer");
+      if (entry.page_sums.size() != entry.num_pages) {
+        return Broken(entry, "page sums");
+      }
+      break;
+    case ModuleState::kEvicted:
+    case ModuleState::kQuarantined:
+      if (visible || !entry.used()) return Broken(entry, "kept for nobody");
+      break;
+    case ModuleState::kNone:
+      return Broken(entry, "has no state");
+  }
+  for (const PageRun& run : entry.runs) {
+    for (uint32_t i = 0; i < run.num_pages; ++i) {
+      if (pool_->tier(run.segment) != entry.tier ||
+          pool_->Generation(run.segment, run.first_page + i) !=
+              entry.generation) {
+        return Broken(entry, "tier or generation of a page");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CacheState::CheckUsers() const {
+  absl::flat_hash_map<const Entry*, uint32_t> leases;
+  absl::flat_hash_map<const Entry*, uint32_t> lost;
+  size_t num_leases = 0;
+  size_t num_reservations = 0;
+  for (const auto& [id, session] : sessions_) {
+    num_leases += session.leases.size();
+    num_reservations += session.reservations.size();
+    for (LeaseId lease : session.leases) {
+      const auto it = leases_.find(lease);
+      if (it == leases_.end() || it->second.session != id) {
+        return absl::InternalError("a session's lease");
+      }
+      for (const Entry* entry : it->second.entries) ++leases[entry];
+    }
+    for (ReservationId reservation : session.reservations) {
+      const auto it = reservations_.find(reservation);
+      if (it == reservations_.end() || it->second->reservation->session != id ||
+          it->second->reservation->id != reservation) {
+        return absl::InternalError("a session's reservation");
+      }
+    }
+  }
+  if (num_leases != leases_.size() ||
+      num_reservations != reservations_.size()) {
+    return absl::InternalError("a lease or reservation without a session");
+  }
+  for (const auto& [process, holds] : lost_) {
+    if (dead_.contains(process)) return absl::InternalError("held for a dead");
+    for (const Entry* entry : holds.entries) ++lost[entry];
+  }
+  uint64_t reserved = 0;
+  const auto check = [&](const Entry& entry) {
+    reserved += entry.state == ModuleState::kReserved ? 1 : 0;
+    return leases[&entry] == entry.num_leases && lost[&entry] == entry.num_lost;
+  };
+  for (const auto& [key, entry] : visible_) {
+    if (!check(*entry)) return Broken(*entry, "number of users");
+  }
+  for (const auto& [pointer, entry] : hidden_) {
+    if (!check(*entry)) return Broken(*entry, "number of users");
+  }
+  return reserved == reservations_.size()
+             ? absl::OkStatus()
+             : absl::InternalError("number of reservations");
+}
+
+absl::Status CacheState::CheckTallies() const {
+  Tally tally;
+  std::array<uint64_t, kNumTiers> used_bytes{};
+  std::array<uint64_t, kNumTiers> evictable{};
+  const auto add = [&](const Entry& entry) {
+    Count(entry, 1, &tally);
+    const size_t t = static_cast<size_t>(entry.tier) - 1;
+    used_bytes[t] += entry.bytes();
+    evictable[t] += entry.evictable() ? 1 : 0;
+  };
+  for (const auto& [key, entry] : visible_) add(*entry);
+  for (const auto& [pointer, entry] : hidden_) add(*entry);
+  for (const auto& [id, move] : moves_) {
+    const size_t t = static_cast<size_t>(move.to) - 1;
+    tally.tiers[t].moving_bytes += move.bytes;
+    used_bytes[t] += move.bytes;
+    if (move.entry->num_holds == 0) return Broken(*move.entry, "moves unheld");
+  }
+  if (tally.modules != tally_.modules) {
+    return absl::InternalError("modules by state");
+  }
+  for (size_t t = 0; t < kNumTiers; ++t) {
+    const TierTally& a = tally.tiers[t];
+    const TierTally& b = tally_.tiers[t];
+    if (a.leased_bytes != b.leased_bytes || a.pinned_bytes != b.pinned_bytes ||
+        a.reserved_bytes != b.reserved_bytes ||
+        a.moving_bytes != b.moving_bytes ||
+        a.quarantined_bytes != b.quarantined_bytes ||
+        a.num_modules != b.num_modules) {
+      return absl::InternalError("bytes of a tier");
+    }
+    if (used_bytes[t] != tiers_[t]->pages().used_bytes()) {
+      return absl::InternalError("used bytes of a tier");
+    }
+    if (evictable[t] != tiers_[t]->lru_entries()) {
+      return absl::InternalError("length of an LRU list");
+    }
+  }
+  return pinned_bytes() <= options_.pin_budget_bytes
+             ? absl::OkStatus()
+             : absl::InternalError("pin budget");
+}
+
+}  // namespace promptcache::daemon

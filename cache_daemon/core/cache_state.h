@@ -1,0 +1,291 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_set.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cache_daemon/core/entry.h"
+#include "cache_daemon/core/known_modules.h"
+#include "cache_daemon/core/module_cache.h"
+#include "cache_daemon/core/tier_state.h"
+
+namespace promptcache::daemon {
+
+// What a decision leaves to be done without the lock, in this order: zeroing
+// (then CacheState::EndHolds), answers to those who waited, events, waking the
+// mover.
+struct Effects {
+  struct Zero {
+    PageRuns runs;
+    uint64_t page_bytes = 0;
+  };
+  struct Delivery {
+    std::shared_ptr<const ModuleCache::ResolvedFn> to;
+    PendingResolved resolved;
+  };
+  bool want_events = false;  // set by the caller
+  std::vector<Zero> zero;
+  std::vector<Entry*> zero_holds;
+  std::vector<Delivery> deliveries;
+  std::vector<CacheEvent> events;
+  bool notify_mover = false;
+};
+
+// ModuleCache's decisions, without its lock: every method runs under it, takes
+// the time as an argument, touches no page's bytes and calls nobody back.
+// Thread-compatible. The methods that ModuleCache exposes have its contract.
+class CacheState {
+ public:
+  CacheState(const ModuleCache::Options& options, const PagePool* pool);
+  ~CacheState();
+  CacheState(const CacheState&) = delete;
+  CacheState& operator=(const CacheState&) = delete;
+
+  // cache_sessions.cc
+  absl::StatusOr<SessionId> OpenSession(ModuleCache::SessionArgs args,
+                                        absl::Time now, Effects* effects);
+  void CloseSession(SessionId id, std::string_view why, absl::Time now,
+                    Effects* effects);
+  void OnProcessDeath(ProcessId process, absl::Time now, Effects* effects);
+
+  // cache_acquire.cc
+  absl::StatusOr<AcquireResult> Acquire(SessionId session,
+                                        const AcquireRequest& request,
+                                        absl::Time now, Effects* effects);
+  absl::StatusOr<std::vector<CommitResult>> Commit(
+      SessionId session, std::span<const CommitModule> modules, absl::Time now,
+      Effects* effects);
+  absl::Status Abort(SessionId session,
+                     std::span<const ReservationId> reservations,
+                     absl::Time now, Effects* effects);
+  absl::Status Release(SessionId session, LeaseId lease, absl::Time now,
+                       Effects* effects);
+  void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
+                 uint64_t fresh_tokens);
+
+  // cache_moves.cc
+  struct Check {
+    Entry* entry = nullptr;
+    PageRuns runs;
+    uint64_t page_bytes = 0;
+  };
+  // Holds the module; nullopt when it is not there in that generation.
+  std::optional<Check> BeginCheck(const ModuleKey& key, uint64_t generation);
+  bool EndCheck(const Check& check, std::span<const uint64_t> sums,
+                absl::Time now, Effects* effects);
+  std::optional<MoveTicket> BeginMove(absl::Time now, Effects* effects);
+  void EndMove(const MoveTicket& ticket, std::span<const uint64_t> sums,
+               absl::Time now, Effects* effects);
+  // At most `max` modules; true when there may be more.
+  bool ExpireDue(size_t max, absl::Time now, Effects* effects);
+  void EndHolds(std::span<Entry* const> entries);
+
+  // cache_admin.cc
+  CacheStats Stats() const;
+  absl::StatusOr<ModuleKey> ResolveKey(std::string_view key) const;
+  std::optional<ModuleInfo> Find(const ModuleKey& key) const;
+  // Calls `fn` for modules that match, in the order of keys, beginning after
+  // `*cursor`, until it returns false or `budget` modules were looked at; moves
+  // the cursor. True when the end was reached.
+  bool Walk(const ModuleFilter* filter, bool include_absent, size_t budget,
+            std::optional<ModuleKey>* cursor,
+            absl::FunctionRef<bool(const ModuleInfo&)> fn) const;
+  // The same for one key; what `fn` said, or true.
+  bool VisitKey(const ModuleKey& key, const ModuleFilter& filter,
+                bool include_absent,
+                absl::FunctionRef<bool(const ModuleInfo&)> fn) const;
+  // False: not there, or a reservation.
+  bool EvictKey(const ModuleKey& key, absl::Time now, EvictResult* result,
+                Effects* effects);
+  bool PinKey(const ModuleKey& key, bool pin, absl::Time now);
+  uint64_t pinned_bytes() const;
+  uint64_t pin_budget_bytes() const { return options_.pin_budget_bytes; }
+  void AddKnown(const ModuleInfo& module, const IdentityParts& parts);
+
+  // cache_invariants.cc
+  absl::Status CheckInvariants() const;
+
+ private:
+  struct Lease {
+    SessionId session{};
+    std::vector<Entry*> entries;
+  };
+  struct Session {
+    ModuleCache::SessionArgs args;
+    std::shared_ptr<const ModuleCache::ResolvedFn> on_resolved;
+    absl::flat_hash_set<LeaseId> leases;
+    absl::flat_hash_set<ReservationId> reservations;
+  };
+  // What an ended session of a process held.
+  struct LostHolds {
+    std::string worker_id;
+    std::vector<Entry*> entries;
+  };
+  struct Move {
+    Entry* entry = nullptr;
+    Tier to = Tier::kNone;
+    PageRuns destination;
+    uint64_t bytes = 0;
+  };
+  struct TierTally {
+    uint64_t leased_bytes = 0;
+    uint64_t pinned_bytes = 0;
+    uint64_t reserved_bytes = 0;
+    uint64_t moving_bytes = 0;  // destinations
+    uint64_t quarantined_bytes = 0;
+    uint64_t num_modules = 0;
+  };
+  struct Tally {
+    std::array<uint64_t, kNumModuleStates> modules{};
+    std::array<TierTally, kNumTiers> tiers{};
+  };
+  struct Expiry {
+    absl::Time time;
+    ModuleKey key;
+    uint64_t serial = 0;
+    friend bool operator>(const Expiry& a, const Expiry& b) {
+      return a.time > b.time;
+    }
+  };
+
+  // cache_state.cc: the life of entries.
+  //
+  // The only way to change an entry: takes it out of the counters and the LRU
+  // list, calls `fn`, puts it back as it is now, or frees it when it is hidden
+  // and nobody uses it any more (then it must not be used afterwards).
+  void Update(Entry* entry, absl::FunctionRef<void()> fn);
+  static void Count(const Entry& entry, uint64_t sign, Tally* tally);
+  Entry* FindVisible(const ModuleKey& key) const;
+  // Gives a RESERVED entry pages and makes it visible; nullptr without memory.
+  Entry* AddReserved(std::unique_ptr<Entry> entry, absl::Time now,
+                     Effects* effects);
+  // From now on no answer to anybody. Counts, remembers and tells why; frees
+  // the pages if nobody uses them.
+  void Hide(Entry* entry, EvictReason reason, absl::Time now, Effects* effects);
+  // The same for a reservation, which leaves no trace but its pages.
+  void HideReserved(Entry* entry, bool lost);
+  void MoveToHidden(Entry* entry);
+  void Free(Entry* entry);
+  bool MakeRoom(Tier tier, uint64_t num_pages, uint64_t page_bytes,
+                absl::Time now, Effects* effects);
+  void ScheduleExpiry(Entry* entry);
+  // COMMITTED, visible and past its time.
+  bool ExpiredNow(const Entry& entry, absl::Time now) const;
+  CacheEvent MakeEvent(CacheEvent::Kind kind, const Entry& entry,
+                       absl::Time now) const;
+  void Emit(CacheEvent::Kind kind, const Entry& entry, absl::Time now,
+            Effects* effects) const;
+  TierState& tier(Tier t) { return *tiers_[static_cast<size_t>(t) - 1]; }
+  const TierState& tier(Tier t) const {
+    return *tiers_[static_cast<size_t>(t) - 1];
+  }
+  bool has_host() const {
+    return tier(Tier::kHost).pages().capacity_bytes() > 0;
+  }
+  uint64_t NextGeneration() { return next_generation_++; }
+
+  // cache_acquire.cc
+  struct Asked {
+    const AcquireRequest* request = nullptr;
+    SessionId session_id{};
+    Session* session = nullptr;
+    uint64_t domain_hash = 0;
+    AcquireResult* result = nullptr;
+    std::vector<Entry*> leased;
+  };
+  absl::Status ValidateAcquire(const Session& session,
+                               const AcquireRequest& request) const;
+  // False: the key is missing, with its reason in the result.
+  bool AnswerPresent(Asked* asked, size_t index, absl::Time now,
+                     Effects* effects);
+  void AnswerMissing(Asked* asked, size_t index, absl::Time now,
+                     Effects* effects);
+  void ExplainMiss(const Asked& asked, size_t index);
+  void CountLookup(const AcquiredModule& module, uint32_t num_tokens);
+  // The one lease of an Acquire, made when it is first needed.
+  LeaseId LeaseOf(Asked* asked);
+  // Leases the entry; the caller adds it to the lease.
+  void Hit(Entry* entry, bool want_page_sums, absl::Time now,
+           AcquiredModule* out);
+  static void ShowReservation(const Entry& entry, AcquiredModule* out);
+  void CommitOne(SessionId session, const CommitModule& module, absl::Time now,
+                 CommitResult* result, Effects* effects);
+  void ResolveHits(Entry* entry, std::span<const Waiter> waiters,
+                   absl::Time now, Effects* effects);
+  void ResolveMisses(std::span<const Waiter> waiters, MissReason reason,
+                     IdentityField differing_field, Effects* effects) const;
+  // The holder stopped writing: its pages serve the next one in line.
+  void AbortReservation(Entry* entry, absl::Time now, Effects* effects);
+  void CountAbort(const Entry& entry, absl::Time now, Effects* effects);
+  // Takes the first waiter who would write out of the line.
+  std::optional<Waiter> NextWriter(std::vector<Waiter>* waiters) const;
+  // Makes the waiter the holder of a RESERVED entry and tells it.
+  void HandOver(Entry* entry, const Waiter& waiter, Effects* effects);
+  // An answer to fill in; nullptr when the waiter's session has ended.
+  PendingResolved* Deliver(const Waiter& waiter, Effects* effects) const;
+  // A lease of one entry, for a waiter whose session lives.
+  LeaseId NewLease(SessionId session, std::vector<Entry*> entries);
+
+  // cache_sessions.cc
+  // The holder may still be writing: its pages stay aside, the next one in
+  // line gets others.
+  void LoseReservation(Entry* entry, absl::Time now, Effects* effects);
+  void EndLost(const std::vector<Entry*>& entries);
+
+  // cache_moves.cc
+  // After the last lease of a host module that was hit.
+  void QueuePromotion(Entry* entry, Effects* effects);
+  bool NeedsDemotion() const;
+  std::optional<MoveTicket> BeginPromotion(absl::Time now, Effects* effects);
+  std::optional<MoveTicket> Demote(Entry* entry, absl::Time now,
+                                   Effects* effects);
+  std::optional<MoveTicket> StartMove(Entry* entry, Tier to);
+  void HideCorrupt(Entry* entry, absl::Time now, Effects* effects);
+
+  // cache_invariants.cc
+  absl::Status CheckEntry(const Entry& entry, bool visible) const;
+  absl::Status CheckUsers() const;
+  absl::Status CheckTallies() const;
+
+  const ModuleCache::Options options_;
+  const PagePool* const pool_;
+
+  std::array<std::unique_ptr<TierState>, kNumTiers> tiers_;
+  absl::flat_hash_map<ModuleKey, std::unique_ptr<Entry>> visible_;
+  absl::flat_hash_map<const Entry*, std::unique_ptr<Entry>> hidden_;
+  absl::btree_set<ModuleKey> ordered_;  // keys of visible_
+  KnownModules known_;
+
+  absl::flat_hash_map<SessionId, Session> sessions_;
+  absl::flat_hash_map<LeaseId, Lease> leases_;
+  absl::flat_hash_map<ReservationId, Entry*> reservations_;
+  std::multimap<ProcessId, LostHolds> lost_;
+  absl::flat_hash_set<ProcessId> dead_;  // eight bytes a process that came
+
+  absl::flat_hash_map<uint64_t, Move> moves_;
+  std::deque<ModuleKey> promotions_;
+  std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_;
+
+  Tally tally_;
+  CacheStats counters_;  // its counters only
+  uint64_t next_id_ = 1;
+  uint64_t next_generation_;
+};
+
+}  // namespace promptcache::daemon
