@@ -1,0 +1,70 @@
+#include "tools/bench/kernels/floor.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "glog/logging.h"
+#include "inference_worker/cpu/populated_memory.h"
+
+namespace promptcache::bench {
+namespace {
+
+using worker::cpu::PopulatedMemory;
+using worker::cpu::ThreadPool;
+
+double MeasureRead(ThreadPool* pool) {
+  constexpr size_t kBytes = size_t{48} << 20;
+  constexpr size_t kChunk = size_t{256} << 10;
+  auto memory = PopulatedMemory::Allocate(kBytes);
+  CHECK(memory.ok()) << memory.status();
+  std::atomic<uint64_t> sink = 0;
+  double best = 0;
+  for (int round = 0; round < 12; ++round) {
+    const Stopwatch watch(pool->num_threads());
+    pool->ParallelFor(kBytes / kChunk, [&](size_t task, uint32_t) {
+      const std::byte* const data = memory->data() + task * kChunk;
+      typedef uint64_t V __attribute__((vector_size(16)));
+      V sums[4] = {};
+      for (size_t i = 0; i < kChunk; i += sizeof(sums)) {
+        for (size_t j = 0; j < 4; ++j) {
+          V lanes;
+          std::memcpy(&lanes, data + i + j * sizeof(V), sizeof(V));
+          sums[j] += lanes;
+        }
+      }
+      sink += sums[0][0] + sums[1][0] + sums[2][0] + sums[3][0];
+    });
+    best = std::max(best, kBytes / watch.Seconds());
+  }
+  return best;
+}
+
+double MeasureRate(uint64_t (*loop)(uint64_t), ThreadPool* pool) {
+  if (loop == nullptr) return 0;
+  double best = 0;
+  for (int round = 0; round < 12; ++round) {
+    std::atomic<uint64_t> operations = 0;
+    const Stopwatch watch(pool->num_threads());
+    pool->ParallelFor(4 * pool->num_threads(),
+                      [&](size_t, uint32_t) { operations += loop(20'000); });
+    best = std::max(best, static_cast<double>(operations) / watch.Seconds());
+  }
+  return best;
+}
+
+}  // namespace
+
+Floor MeasureFloor(const std::string& kernels, ThreadPool* pool) {
+  PeakLoop peak = PortablePeak();
+  if (kernels == "avx2") peak = Avx2Peak();
+  if (kernels == "avx512" || kernels == "avx512bf16") peak = Avx512Bf16Peak();
+  if (kernels == "avx512") peak.bf16 = nullptr;
+  Floor floor = {.read_bytes_per_s = MeasureRead(pool),
+                 .fp32_flops_per_s = MeasureRate(peak.fp32, pool),
+                 .bf16_flops_per_s = MeasureRate(peak.bf16, pool)};
+  if (peak.bf16 == nullptr) floor.bf16_flops_per_s = floor.fp32_flops_per_s;
+  return floor;
+}
+
+}  // namespace promptcache::bench
