@@ -19,9 +19,7 @@ struct Bf16Gemm {
   static constexpr size_t kGroup = 32;  // depths of a row in one cache line
   static constexpr size_t kPrefetchElements = 1024;
 
-  static uint32_t NumGroups(uint32_t depth) {
-    return (depth + 31) / 32;
-  }
+  static uint32_t NumGroups(uint32_t depth) { return (depth + 31) / 32; }
 
   static size_t PreparedBytes(uint32_t num_rows, uint32_t depth) {
     return num_rows * NumGroups(depth) * kGroup * sizeof(uint16_t);

@@ -104,35 +104,33 @@ struct ColumnPairGemm {
     for (; panel < end; ++panel) Tile<kRows, 1>(block, row, panel);
   }
 
+  // The last rows, fewer than a tile: with so many panels side by side as
+  // their sums leave registers for.
+  template <int kRows>
   static void RowTail(const GemmBlock& block, size_t row, uint32_t panel,
                       uint32_t num_panels) {
-    switch (block.num_rows - row) {
-      case 1:
-        return Panels<1, 4>(block, row, panel, num_panels);
-      case 2:
-        return Panels<2, 2>(block, row, panel, num_panels);
-      case 3:
-        return Panels < 3,
-               S::kLanes == 4 ? 1 : 2 > (block, row, panel, num_panels);
-      case 4:
-        return Panels<4, 1>(block, row, panel, num_panels);
-      case 5:
-        return Panels<5, 1>(block, row, panel, num_panels);
-      default:
-        return;
+    if constexpr (kRows > 0) {
+      if (block.num_rows - row == kRows) {
+        constexpr int kFit = S::kSumRegisters / (2 * kRows);
+        constexpr int kPanels = kFit > 4 ? 4 : kFit < 1 ? 1 : kFit;
+        return Panels<kRows, kPanels>(block, row, panel, num_panels);
+      }
+      RowTail<kRows - 1>(block, row, panel, num_panels);
     }
   }
 
   static void Gemm(const GemmBlock& block) {
-    constexpr uint32_t kRows = S::kTileRows;
+    constexpr int kRows = S::kTileRows;
     const uint32_t num_panels = (block.num_cols + kPanelCols - 1) / kPanelCols;
-    const uint32_t whole = block.num_rows / kRows * kRows;
-    if (whole == 0) return RowTail(block, 0, 0, num_panels);
+    const uint32_t whole = block.num_rows / S::kTileRows * S::kTileRows;
+    if (whole == 0) return RowTail<S::kTileRows - 1>(block, 0, 0, num_panels);
     for (uint32_t panel = 0; panel < num_panels; ++panel) {
-      for (uint32_t row = 0; row < whole; row += kRows) {
+      for (uint32_t row = 0; row < whole; row += S::kTileRows) {
         Tile<kRows, 1>(block, row, panel);
       }
-      if (whole < block.num_rows) RowTail(block, whole, panel, 1);
+      if (whole < block.num_rows) {
+        RowTail<S::kTileRows - 1>(block, whole, panel, 1);
+      }
     }
   }
 

@@ -119,6 +119,7 @@ struct IsaKernels {
 // Null where the compiler cannot make them.
 const IsaKernels* PortableKernels();
 const IsaKernels* Avx2Kernels();
+const IsaKernels* Avx512Kernels();
 const IsaKernels* Avx512Bf16Kernels();
 
 }  // namespace promptcache::worker::cpu
