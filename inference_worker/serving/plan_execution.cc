@@ -55,10 +55,10 @@ std::vector<OwnPart> OwnSequence(const PlanModule& module) {
   for (const Piece& text : module.placeholders) {
     if (!text.tokens.empty()) parts.push_back({&text, false, 0});
   }
-  std::stable_sort(parts.begin(), parts.end(),
-                   [](const OwnPart& a, const OwnPart& b) {
-                     return a.piece->offset < b.piece->offset;
-                   });
+  // No two stand at the same place.
+  std::sort(parts.begin(), parts.end(), [](const OwnPart& a, const OwnPart& b) {
+    return a.piece->offset < b.piece->offset;
+  });
   return parts;
 }
 

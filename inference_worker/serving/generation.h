@@ -1,0 +1,138 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/module_key.h"
+#include "common/pml/plan.h"
+#include "inference_worker/cache/cache_client.h"
+#include "inference_worker/engine/sampler.h"
+
+// What goes into and comes out of the scheduler: plain values, no gRPC.
+namespace promptcache::worker {
+
+enum class CacheMode { kReadWrite, kReadOnly, kBypass };
+enum class FinishReason { kNone, kStop, kStopString, kMaxTokens, kContext };
+// Where a plan span's states came from.
+enum class StateSource { kRead, kCreated, kComputed, kFresh };
+
+// How long a committed module stays; a negative ttl is the daemon's default.
+struct ModulePolicy {
+  absl::Duration ttl = absl::Seconds(-1);
+  bool absolute_ttl = false;
+  bool pin = false;
+};
+
+// A plan with what the cache needs to know of it. Immutable, shared between
+// the cache of compiled prompts and the requests that use it.
+struct CompiledPrompt {
+  std::shared_ptr<const pml::Plan> plan;
+  // Parallel to plan->modules.
+  std::vector<ModuleIdentity> identities;
+  std::vector<ModulePolicy> policies;
+};
+
+struct GenerationRequest {
+  std::shared_ptr<const CompiledPrompt> prompt;
+  uint32_t max_tokens = 256;  // at least 1
+  SamplingOptions sampling;
+  std::vector<std::string> stop;  // none empty
+  CacheMode cache_mode = CacheMode::kReadWrite;
+  bool full_attention = false;
+  uint32_t top_logprobs = 0;
+  bool ignore_eos = false;
+  // Compute what others are encoding instead of waiting for it.
+  bool pending_compute = false;
+  uint32_t link_tokens = 0;
+  // Encode all modules of the plan into the cache and stop there.
+  bool warm = false;
+  absl::Time arrival = absl::Now();
+  absl::Time deadline = absl::InfiniteFuture();
+  absl::Duration compile_time;
+};
+
+struct Usage {
+  uint32_t prompt_tokens = 0;  // cached + created + fresh
+  uint32_t cached_tokens = 0;
+  uint32_t created_tokens = 0;
+  uint32_t fresh_tokens = 0;
+  uint32_t completion_tokens = 0;  // sampled, an end token included
+};
+
+struct Timings {
+  absl::Duration queue;
+  absl::Duration compile;
+  absl::Duration acquire;
+  absl::Duration wait_pending;
+  absl::Duration prefill;
+  absl::Duration ttft;
+  absl::Duration decode;
+  absl::Duration total;
+};
+
+struct SpanReport {
+  StateSource source = StateSource::kFresh;
+  CacheMissReason miss_reason = CacheMissReason::kNone;
+};
+
+struct StartedEvent {
+  Usage usage;
+  std::vector<SpanReport> spans;  // parallel to plan->spans
+  std::vector<std::string> notices;
+  absl::Duration ttft;
+};
+
+struct TokenEvent {
+  int32_t id = 0;
+  std::string text;  // whole characters; what may be part of a stop string
+                     // is held back
+  // When asked for.
+  float logprob = 0;
+  float margin = 0;
+  std::vector<std::pair<int32_t, float>> top;
+};
+
+struct CompletedEvent {
+  Usage usage;
+  Timings timings;
+  FinishReason finish_reason = FinishReason::kNone;
+  std::string stop_string;
+  std::vector<std::string> notices;
+  std::string logits_sha256;
+  // Of a warm request: modules encoded now, and those that were there.
+  uint32_t modules_created = 0;
+  uint32_t modules_read = 0;
+};
+
+// Receives a request's events, in order, from the scheduler's thread: must not
+// block. OnDone comes exactly once and last.
+class GenerationSink {
+ public:
+  virtual ~GenerationSink() = default;
+  virtual void OnStarted(const StartedEvent& event) = 0;
+  virtual void OnToken(TokenEvent event) = 0;
+  virtual void OnDone(const absl::Status& status,
+                      const CompletedEvent& event) = 0;
+  // False while the reader is behind: the request pauses. Whoever makes it
+  // true again calls Scheduler::Wake.
+  virtual bool Ready() { return true; }
+};
+
+// Ends a request early. Shared by the scheduler and the caller, since either
+// may be done first. Thread-safe.
+class CancelFlag {
+ public:
+  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace promptcache::worker

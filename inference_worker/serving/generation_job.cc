@@ -1,0 +1,306 @@
+#include "inference_worker/serving/generation_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "glog/logging.h"
+
+namespace promptcache::worker {
+namespace {
+
+uint32_t RoomAfter(const GenerationRequest& request, uint32_t context_length) {
+  const pml::Plan& plan = *request.prompt->plan;
+  const int32_t used =
+      request.full_attention ? plan.num_tokens : plan.next_position;
+  const int64_t room = int64_t{context_length} - used;
+  return static_cast<uint32_t>(
+      std::clamp<int64_t>(room, 0, request.max_tokens));
+}
+
+// The whole of the model's room: whether the answer ends by the request's
+// limit or by the model's is told apart by TokenStream.
+uint32_t RoomForStream(const GenerationRequest& request, uint32_t room) {
+  return room < request.max_tokens ? room : request.max_tokens;
+}
+
+}  // namespace
+
+GenerationJob::GenerationJob(GenerationRequest req,
+                             std::shared_ptr<GenerationSink> s,
+                             std::shared_ptr<CancelFlag> c, PrivatePages* pages,
+                             const Tokenizer* tokenizer,
+                             uint32_t context_length)
+    : request(std::move(req)),
+      sink(std::move(s)),
+      cancel(std::move(c)),
+      pages_(pages),
+      room_(RoomAfter(request, context_length)),
+      tokens_(tokenizer, request, RoomForStream(request, room_)) {
+  timings.compile = request.compile_time;
+  MakeExecution();
+}
+
+GenerationJob::~GenerationJob() { Release(); }
+
+void GenerationJob::MakeExecution() {
+  PlanExecution::Options options;
+  options.full_attention = request.full_attention;
+  options.link_tokens = request.link_tokens;
+  options.max_new_tokens = request.warm ? 0 : room_;
+  execution_ = std::make_unique<PlanExecution>(request.prompt->plan,
+                                               pages_->layout(), options);
+  encoded_.assign(request.prompt->plan->modules.size(), false);
+  fresh_queued_ = false;
+}
+
+uint64_t GenerationJob::AllModulePages() const {
+  if (request.full_attention) return 0;
+  const pml::Plan& plan = *request.prompt->plan;
+  const auto needed = NeededModules(
+      plan, std::vector<bool>(plan.modules.size(), false), request.warm);
+  uint64_t total = 0;
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (!needed[i]) continue;
+    total += execution_->module_pages(i) + execution_->temporary_pages(i);
+  }
+  return total;
+}
+
+uint64_t GenerationJob::MaxPages() const {
+  return (request.warm ? 0 : execution_->tail_pages()) + AllModulePages();
+}
+
+bool GenerationJob::Admit(bool with_cache) {
+  uint64_t count = request.warm ? 0 : execution_->tail_pages();
+  if (!with_cache || reserve_all_) count += AllModulePages();
+  auto pages = pages_->Allocate(count);
+  if (!pages.ok()) return false;
+  held_pages_ = *std::move(pages);
+  spare_pages_ = held_pages_;
+  if (!request.warm) execution_->SetTail(TakePages(execution_->tail_pages()));
+  return true;
+}
+
+std::vector<std::byte*> GenerationJob::TakePages(uint64_t count) {
+  CHECK_LE(count, spare_pages_.size());
+  const auto first = spare_pages_.end() - static_cast<std::ptrdiff_t>(count);
+  std::vector<std::byte*> taken(first, spare_pages_.end());
+  spare_pages_.erase(first, spare_pages_.end());
+  return taken;
+}
+
+bool GenerationJob::TakeModules(ModuleSet set) {
+  modules = std::move(set);
+  if (request.full_attention) return true;
+  uint64_t count = 0;
+  for (size_t i = 0; i < modules.sources.size(); ++i) {
+    switch (modules.sources[i]) {
+      case ModuleSource::kUnused:
+      case ModuleSource::kRead:
+        break;
+      case ModuleSource::kPrivate:
+      case ModuleSource::kPending:  // for the case that we give up waiting
+        count += execution_->module_pages(i);
+        [[fallthrough]];
+      case ModuleSource::kCreate:
+        count += execution_->temporary_pages(i);
+    }
+  }
+  if (count > spare_pages_.size()) {
+    auto more = pages_->Allocate(count - spare_pages_.size());
+    if (!more.ok()) {
+      reserve_all_ = true;
+      return false;
+    }
+    held_pages_.insert(held_pages_.end(), more->begin(), more->end());
+    spare_pages_.insert(spare_pages_.end(), more->begin(), more->end());
+  }
+  return true;
+}
+
+void GenerationJob::BeginStage() {
+  state = State::kPrefill;
+  sampled = false;
+  stage_begin = absl::Now();
+  for (size_t i = 0; i < modules.sources.size(); ++i) {
+    const ModuleSource source = modules.sources[i];
+    if (encoded_[i] || request.full_attention) continue;
+    if (source == ModuleSource::kRead) {
+      execution_->SetReadable(i, modules.lease->modules()[i].read_pages);
+    } else if (source == ModuleSource::kCreate) {
+      const AcquiredModule& module = modules.lease->modules()[i];
+      execution_->SetWritable(i, module.read_pages, module.write_pages);
+    } else if (source == ModuleSource::kPrivate) {
+      auto pages = TakePages(execution_->module_pages(i));
+      std::vector<const std::byte*> read(pages.begin(), pages.end());
+      execution_->SetWritable(i, std::move(read), std::move(pages));
+    } else {
+      continue;
+    }
+    encoded_[i] = true;
+    if (source != ModuleSource::kRead) {
+      execution_->EncodeModule(i, TakePages(execution_->temporary_pages(i)));
+    }
+  }
+  if (request.warm || modules.HasPending() || fresh_queued_) return;
+  fresh_queued_ = true;
+  // What was set aside for modules that came from the cache after all.
+  if (!spare_pages_.empty()) {
+    std::sort(spare_pages_.begin(), spare_pages_.end());
+    std::erase_if(held_pages_, [this](std::byte* page) {
+      return std::binary_search(spare_pages_.begin(), spare_pages_.end(), page);
+    });
+    pages_->Free(std::exchange(spare_pages_, {}));
+  }
+  execution_->ComputeFresh();
+  if (!tokens_.generated().empty()) execution_->Append(tokens_.generated());
+}
+
+void GenerationJob::Emit(TokenEvent event) {
+  if (started_) {
+    sink->OnToken(std::move(event));
+  } else {
+    unsent_.push_back(std::move(event));
+  }
+}
+
+void GenerationJob::Sample(std::span<const float> logits) {
+  Emit(tokens_.Next(logits));
+  sampled = true;
+  if (state == State::kDecode && tokens_.finished()) {
+    Finish(absl::OkStatus());
+  } else if (!tokens_.finished()) {
+    execution_->Append(std::span(tokens_.generated()).last(1));
+  }
+}
+
+void GenerationJob::StartDecoding() {
+  state = State::kDecode;
+  const absl::Time now = absl::Now();
+  if (!started_) {
+    started_ = true;
+    decode_begin_ = now;
+    timings.ttft = now - request.arrival;
+    StartedEvent event;
+    event.usage = CurrentUsage();
+    event.usage.completion_tokens = 0;
+    event.spans = Spans();
+    event.notices = notices_;
+    event.notices.insert(event.notices.end(), modules.notices.begin(),
+                         modules.notices.end());
+    event.ttft = timings.ttft;
+    sink->OnStarted(event);
+    for (TokenEvent& token : unsent_) sink->OnToken(std::move(token));
+    unsent_.clear();
+  }
+  if (request.warm || tokens_.finished()) Finish(absl::OkStatus());
+}
+
+std::vector<SpanReport> GenerationJob::Spans() const {
+  const pml::Plan& plan = *request.prompt->plan;
+  std::vector<SpanReport> spans(plan.spans.size());
+  if (request.full_attention || modules.sources.empty()) return spans;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const pml::PlanSpan& span = plan.spans[i];
+    if (span.kind == pml::SpanKind::kFresh) continue;
+    const auto m = static_cast<size_t>(span.module);
+    spans[i].miss_reason = modules.miss_reasons[m];
+    if (modules.sources[m] == ModuleSource::kRead) {
+      spans[i].source = StateSource::kRead;
+    } else if (modules.committed[m]) {
+      spans[i].source = StateSource::kCreated;
+    } else {
+      spans[i].source = StateSource::kComputed;
+    }
+  }
+  return spans;
+}
+
+Usage GenerationJob::CurrentUsage() const {
+  const pml::Plan& plan = *request.prompt->plan;
+  Usage result;
+  result.completion_tokens = static_cast<uint32_t>(tokens_.generated().size());
+  if (request.warm) {
+    for (size_t i = 0; i < modules.sources.size(); ++i) {
+      const auto n = static_cast<uint32_t>(plan.modules[i].num_tokens());
+      if (modules.sources[i] == ModuleSource::kUnused) continue;
+      result.prompt_tokens += n;
+      if (modules.sources[i] == ModuleSource::kRead) {
+        result.cached_tokens += n;
+      } else if (modules.committed[i]) {
+        result.created_tokens += n;
+      } else {
+        result.fresh_tokens += n;
+      }
+    }
+    return result;
+  }
+  result.prompt_tokens = static_cast<uint32_t>(plan.num_tokens);
+  const std::vector<SpanReport> spans = Spans();
+  std::vector<uint32_t> linked(spans.size(), 0);
+  for (const SpanPart& part : execution_->parts()) {
+    // A linked beginning is fresh; a last token computed anew counts as read.
+    if (part.kind == pml::SpanKind::kFresh && part.first == 0 &&
+        part.count <= request.link_tokens) {
+      linked[part.span] = part.count;
+    }
+  }
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const auto n = static_cast<uint32_t>(plan.spans[i].num_tokens());
+    if (spans[i].source == StateSource::kRead) {
+      result.cached_tokens += n - linked[i];
+    } else if (spans[i].source == StateSource::kCreated) {
+      result.created_tokens += n - linked[i];
+    }
+  }
+  result.fresh_tokens =
+      result.prompt_tokens - result.cached_tokens - result.created_tokens;
+  return result;
+}
+
+void GenerationJob::Finish(const absl::Status& status) {
+  if (state == State::kDone) return;
+  const absl::Time now = absl::Now();
+  timings.total = now - request.arrival;
+  if (started_) timings.decode = now - decode_begin_;
+  CompletedEvent event;
+  event.timings = timings;
+  event.finish_reason = tokens_.finish_reason();
+  event.stop_string = tokens_.stop_string();
+  if (status.ok()) {
+    succeeded = true;
+    usage = CurrentUsage();
+    event.usage = usage;
+    event.notices = notices_;
+    event.notices.insert(event.notices.end(), modules.notices.begin(),
+                         modules.notices.end());
+    event.logits_sha256 = tokens_.LogitsSha256();
+    for (size_t i = 0; i < modules.sources.size(); ++i) {
+      if (modules.committed[i]) ++event.modules_created;
+      if (modules.sources[i] == ModuleSource::kRead) ++event.modules_read;
+    }
+  }
+  state = State::kDone;
+  if (!task_running) Release();
+  sink->OnDone(status, event);
+}
+
+void GenerationJob::Restart(const std::string& notice) {
+  if (!notice.empty()) {  // else the cache is asked again
+    for (const std::string& n : modules.notices) notices_.push_back(n);
+    notices_.push_back(notice);
+    private_only_ = true;
+  }
+  Release();
+  MakeExecution();
+  state = State::kQueued;
+}
+
+void GenerationJob::Release() {
+  modules = ModuleSet{};
+  execution_.reset();
+  spare_pages_.clear();
+  if (!held_pages_.empty()) pages_->Free(std::exchange(held_pages_, {}));
+}
+
+}  // namespace promptcache::worker

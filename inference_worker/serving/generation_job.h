@@ -1,0 +1,129 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "inference_worker/engine/private_pages.h"
+#include "inference_worker/serving/generation.h"
+#include "inference_worker/serving/module_acquisition.h"
+#include "inference_worker/serving/plan_execution.h"
+#include "inference_worker/serving/token_stream.h"
+
+namespace promptcache::worker {
+
+// One request while the scheduler has it.
+//
+//   kQueued → kAcquiring → kPrefill → kCommitting → kDecode → kDone
+//                 ↑           ↑            ↓
+//                 |           └── kWaiting ┘   (modules that others encode)
+//                 └── Restart: from anywhere before kDone, back to kQueued
+//
+// In kAcquiring, kCommitting and kWaiting (blocked()) a task on the executor
+// has `modules`, and the scheduler leaves them alone.
+//
+// Restart gives everything back and computes the request again without the
+// cache, the tokens that it has generated included; since results do not
+// depend on where states come from, the answer goes on as if nothing had been.
+//
+// Runs on the scheduler's thread, but for what is said above.
+class GenerationJob {
+ public:
+  enum class State {
+    kQueued,
+    kAcquiring,
+    kPrefill,
+    kCommitting,
+    kWaiting,
+    kDecode,
+    kDone,
+  };
+
+  GenerationJob(GenerationRequest request, std::shared_ptr<GenerationSink> sink,
+                std::shared_ptr<CancelFlag> cancel, PrivatePages* pages,
+                const Tokenizer* tokenizer, uint32_t context_length);
+  ~GenerationJob();
+  GenerationJob(const GenerationJob&) = delete;
+  GenerationJob& operator=(const GenerationJob&) = delete;
+
+  // The most pages that it may ever need.
+  uint64_t MaxPages() const;
+
+  // Takes the pages that must be there before the cache is asked. False when
+  // they are not free now: stays kQueued and holds nothing.
+  bool Admit(bool with_cache);
+  // Takes what the modules need besides, and gives back what they do not.
+  // False when the pages are not free now: the caller restarts it.
+  bool TakeModules(ModuleSet set);
+  // Queues rows for all that can be encoded now and, when nothing is pending,
+  // for the fresh parts. The job has rows, or has finished its stage.
+  void BeginStage();
+  // A token was sampled from the logits of its last row.
+  void Sample(std::span<const float> logits);
+  // Prefill is done and committed: events may flow.
+  void StartDecoding();
+  // Tells the sink. Resources go back now, or when the executor's task is back
+  // (Release).
+  void Finish(const absl::Status& status);
+  void Restart(const std::string& notice);
+  // Gives lease, reservations and pages back.
+  void Release();
+
+  bool blocked() const {
+    return state == State::kAcquiring || state == State::kCommitting ||
+           state == State::kWaiting;
+  }
+  bool wants_cache() const {
+    return !private_only_ && !request.full_attention &&
+           request.cache_mode != CacheMode::kBypass &&
+           !request.prompt->plan->modules.empty();
+  }
+  PlanExecution* execution() { return execution_.get(); }
+  Usage CurrentUsage() const;
+
+  const GenerationRequest request;
+  const std::shared_ptr<GenerationSink> sink;
+  const std::shared_ptr<CancelFlag> cancel;
+  State state = State::kQueued;
+  ModuleSet modules;
+  Timings timings;
+  absl::Time stage_begin;
+  // An executor's task holds `modules` although the request is over.
+  bool task_running = false;
+  // The stage's last row has given its token.
+  bool sampled = false;
+  // Set by Finish.
+  bool succeeded = false;
+  Usage usage;
+
+ private:
+  std::vector<std::byte*> TakePages(uint64_t count);
+  uint64_t AllModulePages() const;
+  void MakeExecution();
+  void Emit(TokenEvent event);
+  std::vector<SpanReport> Spans() const;
+
+  PrivatePages* const pages_;
+  const uint32_t room_;  // tokens that fit after the plan
+  TokenStream tokens_;
+  std::unique_ptr<PlanExecution> execution_;
+  std::vector<std::byte*> held_pages_;   // all that are ours
+  std::vector<std::byte*> spare_pages_;  // of those: not used yet
+  std::vector<bool> encoded_;
+  bool private_only_ = false;
+  // Pages ran out after the cache was asked: next time all are taken first.
+  bool reserve_all_ = false;
+  bool fresh_queued_ = false;
+  bool started_ = false;
+  std::vector<TokenEvent> unsent_;
+  absl::Time decode_begin_;
+  std::vector<std::string> notices_;  // of earlier attempts
+  std::string logits_sha256_;
+};
+
+}  // namespace promptcache::worker

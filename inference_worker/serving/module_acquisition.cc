@@ -1,0 +1,301 @@
+#include "inference_worker/serving/module_acquisition.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/page_sum.h"
+#include "glog/logging.h"
+#include "inference_worker/serving/plan_execution.h"
+
+namespace promptcache::worker {
+namespace {
+
+// A cancelled request gives its lease back within this.
+constexpr absl::Duration kWaitSlice = absl::Milliseconds(20);
+// Pages looked at per request by sampling: well under a millisecond.
+constexpr uint32_t kSampledPages = 8;
+
+const pml::Plan& PlanOf(const GenerationRequest& request) {
+  return *request.prompt->plan;
+}
+
+void SetAllPrivate(const GenerationRequest& request, ModuleSet* set) {
+  const pml::Plan& plan = PlanOf(request);
+  const size_t n = plan.modules.size();
+  set->sources.assign(n, ModuleSource::kUnused);
+  set->miss_reasons.assign(n, CacheMissReason::kNone);
+  set->committed.assign(n, false);
+  const auto needed =
+      NeededModules(plan, std::vector<bool>(n, false), request.warm);
+  for (size_t i = 0; i < n; ++i) {
+    if (needed[i]) set->sources[i] = ModuleSource::kPrivate;
+  }
+}
+
+// Reads some or all pages of a hit against the sums that the daemon keeps.
+bool PagesAreSound(const AcquiredModule& module,
+                   const AcquisitionOptions& options, uint32_t* budget) {
+  const size_t pages = module.read_pages.size();
+  if (options.verify == VerifyMode::kNever || pages == 0 ||
+      module.page_sums.size() != pages) {
+    return true;
+  }
+  const auto sound = [&](size_t page) {
+    return PageSum({module.read_pages[page], options.layout.page_bytes()}) ==
+           module.page_sums[page];
+  };
+  if (options.verify == VerifyMode::kAlways) {
+    for (size_t page = 0; page < pages; ++page) {
+      if (!sound(page)) return false;
+    }
+    return true;
+  }
+  if (*budget == 0) return true;
+  --*budget;
+  // Another page each time; which one needs no better randomness than this.
+  static std::atomic<uint32_t> turn{0};
+  return sound(turn.fetch_add(1, std::memory_order_relaxed) % pages);
+}
+
+void SetFromOutcome(const GenerationRequest& request,
+                    const AcquisitionOptions& options, size_t i,
+                    uint32_t* verify_budget, ModuleSet* set) {
+  const AcquiredModule& module = set->lease->modules()[i];
+  set->miss_reasons[i] = module.miss_reason;
+  switch (module.outcome) {
+    case AcquireOutcome::kHit:
+      set->sources[i] = ModuleSource::kRead;
+      if (!PagesAreSound(module, options, verify_budget)) {
+        set->lease->ReportCorruption(i);
+        ++set->corrupt;
+        set->sources[i] = ModuleSource::kPrivate;
+        set->miss_reasons[i] = CacheMissReason::kCorrupt;
+        set->AddNotice(absl::StrCat("module '", PlanOf(request).modules[i].path,
+                                    "' is corrupt in the cache: recomputed"));
+      }
+      break;
+    case AcquireOutcome::kReserved:
+      set->sources[i] = ModuleSource::kCreate;
+      break;
+    case AcquireOutcome::kPending:
+      set->sources[i] = request.pending_compute ? ModuleSource::kPrivate
+                                                : ModuleSource::kPending;
+      if (set->miss_reasons[i] == CacheMissReason::kNone) {
+        set->miss_reasons[i] = CacheMissReason::kNotYetCommitted;
+      }
+      break;
+    case AcquireOutcome::kMiss:
+      set->sources[i] = ModuleSource::kPrivate;
+      if (module.miss_reason == CacheMissReason::kNoMemory) {
+        set->AddNotice("the cache has no memory for some modules");
+      }
+      break;
+  }
+}
+
+// A module of ours whose context somebody else is encoding: the context is
+// computed privately. Highest first: a context names lower modules only.
+void PrivatisePendingContexts(const pml::Plan& plan, ModuleSet* set) {
+  for (size_t i = plan.modules.size(); i-- > 0;) {
+    if (set->sources[i] != ModuleSource::kCreate &&
+        set->sources[i] != ModuleSource::kPrivate) {
+      continue;
+    }
+    if (set->committed[i]) continue;
+    for (const pml::ContextItem& item : plan.modules[i].context) {
+      if (item.module < 0) continue;
+      auto& source = set->sources[static_cast<size_t>(item.module)];
+      if (source == ModuleSource::kPending) source = ModuleSource::kPrivate;
+    }
+  }
+}
+
+// Encoding ahead of use keeps nothing that is private: what is left of it are
+// contexts of what we encode into the cache.
+void DropUselessForWarm(const GenerationRequest& request, ModuleSet* set) {
+  if (!request.warm) return;
+  const pml::Plan& plan = PlanOf(request);
+  std::vector<bool> used(set->sources.size(), false);
+  for (size_t i = set->sources.size(); i-- > 0;) {
+    ModuleSource& source = set->sources[i];
+    if (source == ModuleSource::kPrivate && !used[i]) {
+      source = ModuleSource::kUnused;
+    }
+    if (source != ModuleSource::kCreate && source != ModuleSource::kPrivate) {
+      continue;
+    }
+    if (set->committed[i]) continue;
+    for (const pml::ContextItem& item : plan.modules[i].context) {
+      if (item.module >= 0) used[static_cast<size_t>(item.module)] = true;
+    }
+  }
+}
+
+// Reservations that no span and no missing module needs go back at once.
+void DropUnneeded(const GenerationRequest& request, ModuleSet* set) {
+  const size_t n = set->sources.size();
+  std::vector<bool> present(n);
+  for (size_t i = 0; i < n; ++i) {
+    present[i] = set->sources[i] == ModuleSource::kRead;
+  }
+  const auto needed = NeededModules(PlanOf(request), present, request.warm);
+  std::vector<uint64_t> unneeded;
+  for (size_t i = 0; i < n; ++i) {
+    if (needed[i]) continue;
+    if (set->sources[i] == ModuleSource::kCreate) {
+      unneeded.push_back(set->lease->modules()[i].reservation_id);
+    }
+    set->sources[i] = ModuleSource::kUnused;
+  }
+  if (!unneeded.empty()) set->lease->Abort(unneeded);
+}
+
+}  // namespace
+
+bool ModuleSet::HasPending() const {
+  return std::find(sources.begin(), sources.end(), ModuleSource::kPending) !=
+         sources.end();
+}
+
+bool ModuleSet::HasUncommitted() const {
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] == ModuleSource::kCreate && !committed[i]) return true;
+  }
+  return false;
+}
+
+bool ModuleSet::Valid() const {
+  if (lease == nullptr) return true;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if ((sources[i] == ModuleSource::kRead ||
+         sources[i] == ModuleSource::kCreate) &&
+        !lease->Valid(i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void ModuleSet::AddNotice(const std::string& notice) {
+  if (std::find(notices.begin(), notices.end(), notice) == notices.end()) {
+    notices.push_back(notice);
+  }
+}
+
+ModuleSet PrivateModules(const GenerationRequest& request) {
+  ModuleSet set;
+  SetAllPrivate(request, &set);
+  return set;
+}
+
+ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
+                         const AcquisitionOptions& options) {
+  const pml::Plan& plan = PlanOf(request);
+  ModuleSet set;
+  SetAllPrivate(request, &set);
+  if (plan.modules.empty()) return set;
+  CacheClient::AcquireArgs args;
+  args.reserve_missing = request.cache_mode == CacheMode::kReadWrite;
+  args.want_page_sums = options.verify != VerifyMode::kNever;
+  args.schema = plan.schema;
+  args.isolation_domain = options.isolation_domain;
+  for (size_t i = 0; i < plan.modules.size(); ++i) {
+    const ModuleIdentity& identity = request.prompt->identities[i];
+    args.keys.push_back(
+        {.key = identity.key,
+         .num_tokens = static_cast<uint32_t>(plan.modules[i].num_tokens()),
+         .path = plan.modules[i].path,
+         .parts = identity.parts});
+  }
+  auto lease = client->Acquire(args);
+  if (!lease.ok()) {
+    set.AddNotice(
+        absl::StrCat("answered without the cache: ", lease.status().message()));
+    return set;
+  }
+  set.lease = *std::move(lease);
+  CHECK_EQ(set.lease->modules().size(), plan.modules.size());
+  uint32_t verify_budget = kSampledPages;
+  for (size_t i = 0; i < plan.modules.size(); ++i) {
+    SetFromOutcome(request, options, i, &verify_budget, &set);
+  }
+  DropUnneeded(request, &set);
+  PrivatisePendingContexts(plan, &set);
+  DropUselessForWarm(request, &set);
+  return set;
+}
+
+void WaitForPending(const GenerationRequest& request,
+                    const AcquisitionOptions& options, const CancelFlag& cancel,
+                    absl::Time deadline, ModuleSet* set) {
+  uint32_t verify_budget = kSampledPages;
+  for (size_t i = 0; i < set->sources.size(); ++i) {
+    while (set->sources[i] == ModuleSource::kPending && !cancel.cancelled()) {
+      const absl::Time now = absl::Now();
+      const absl::Status status =
+          set->lease->WaitPending(i, std::min(deadline, now + kWaitSlice));
+      if (set->lease->modules()[i].outcome != AcquireOutcome::kPending) {
+        SetFromOutcome(request, options, i, &verify_budget, set);
+      } else if (!absl::IsDeadlineExceeded(status) || now >= deadline) {
+        set->sources[i] = ModuleSource::kPrivate;
+        set->AddNotice(absl::StrCat(
+            "did not wait longer for modules that another request encodes: ",
+            status.message()));
+      }
+    }
+    if (set->sources[i] == ModuleSource::kCreate && !set->committed[i]) break;
+  }
+  PrivatisePendingContexts(PlanOf(request), set);
+  DropUselessForWarm(request, set);
+}
+
+int CommitModules(const GenerationRequest& request,
+                  const AcquisitionOptions& options, absl::Duration encode_time,
+                  absl::Time deadline, ModuleSet* set) {
+  const pml::Plan& plan = PlanOf(request);
+  std::vector<size_t> indices;
+  int64_t total_tokens = 0;
+  for (size_t i = 0; i < set->sources.size(); ++i) {
+    if (set->sources[i] != ModuleSource::kCreate || set->committed[i]) continue;
+    indices.push_back(i);
+    total_tokens += plan.modules[i].num_tokens();
+  }
+  std::vector<CommitModule> commits;
+  for (size_t i : indices) {
+    const AcquiredModule& module = set->lease->modules()[i];
+    const ModulePolicy& policy = request.prompt->policies[i];
+    CommitModule commit;
+    commit.reservation_id = module.reservation_id;
+    for (const std::byte* page : module.read_pages) {
+      commit.page_sums.push_back(PageSum({page, options.layout.page_bytes()}));
+    }
+    commit.schema = plan.schema;
+    commit.path = plan.modules[i].path;
+    commit.text_sha256 = plan.modules[i].text_sha256;
+    commit.context_key = request.prompt->identities[i].context_key;
+    commit.num_tokens = static_cast<uint32_t>(plan.modules[i].num_tokens());
+    commit.compute_us = static_cast<uint64_t>(
+        absl::ToInt64Microseconds(encode_time) * commit.num_tokens /
+        std::max<int64_t>(total_tokens, 1));
+    commit.ttl = policy.ttl;
+    commit.absolute_ttl = policy.absolute_ttl;
+    commit.pin = policy.pin;
+    commits.push_back(std::move(commit));
+  }
+  auto committed = set->lease->Commit(commits, deadline);
+  if (!committed.ok()) {
+    set->AddNotice(
+        absl::StrCat("modules were not kept: ", committed.status().message()));
+    return -1;
+  }
+  bool all = committed->size() == indices.size();
+  for (size_t k = 0; k < std::min(indices.size(), committed->size()); ++k) {
+    set->committed[indices[k]] = (*committed)[k];
+    all = all && (*committed)[k];
+  }
+  if (!all) set->AddNotice("modules were not kept: the reservation was gone");
+  return all ? static_cast<int>(indices.size()) : -1;
+}
+
+}  // namespace promptcache::worker

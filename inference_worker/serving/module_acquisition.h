@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/kv_layout.h"
+#include "inference_worker/cache/cache_client.h"
+#include "inference_worker/serving/generation.h"
+
+// What a request has of its modules, and the parts of its life that wait for
+// the daemon. The functions block: they run on the executor, while the
+// scheduler leaves the request alone.
+namespace promptcache::worker {
+
+enum class ModuleSource {
+  kUnused,   // no span and no missing module needs it
+  kRead,     // from the cache
+  kCreate,   // into a reservation of ours
+  kPrivate,  // into pages of the worker
+  kPending,  // somebody else is encoding it
+};
+
+enum class VerifyMode { kNever, kSample, kAlways };
+
+// One request's modules; arrays are parallel to plan->modules.
+struct ModuleSet {
+  std::unique_ptr<CacheLease> lease;  // null: without the cache
+  std::vector<ModuleSource> sources;
+  std::vector<CacheMissReason> miss_reasons;
+  std::vector<bool> committed;
+  std::vector<std::string> notices;
+  uint32_t corrupt = 0;  // pages whose sum was not what the daemon said
+
+  bool HasPending() const;
+  bool HasUncommitted() const;
+  // Every leased module is still what it was when the lease was granted.
+  bool Valid() const;
+  // Says it once.
+  void AddNotice(const std::string& notice);
+};
+
+struct AcquisitionOptions {
+  VerifyMode verify = VerifyMode::kSample;
+  KvLayout layout;
+  std::string isolation_domain = "default";
+};
+
+// Everything is computed privately; `client` is not asked.
+ModuleSet PrivateModules(const GenerationRequest& request);
+
+// One Acquire for all modules of the plan. Never fails: what the cache does not
+// give is kPrivate, with a notice that says why.
+ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
+                         const AcquisitionOptions& options);
+
+// Waits until nothing is pending, or a reservation has passed on to us (ours
+// are committed before we wait for others), until the deadline or the flag.
+// What is still pending at `deadline` becomes kPrivate.
+void WaitForPending(const GenerationRequest& request,
+                    const AcquisitionOptions& options, const CancelFlag& cancel,
+                    absl::Time deadline, ModuleSet* set);
+
+// Sums and commits what was encoded (kCreate, not committed). Returns how many;
+// -1 when a module's pages must not be read any more, for whatever reason.
+int CommitModules(const GenerationRequest& request,
+                  const AcquisitionOptions& options, absl::Duration encode_time,
+                  absl::Time deadline, ModuleSet* set);
+
+}  // namespace promptcache::worker

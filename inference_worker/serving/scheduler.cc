@@ -1,0 +1,490 @@
+#include "inference_worker/serving/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+
+namespace promptcache::worker {
+namespace {
+
+using State = GenerationJob::State;
+
+constexpr char kStateLost[] =
+    "cached states were lost while they were read: recomputed";
+
+}  // namespace
+
+absl::Status Scheduler::Options::Validate() const {
+  if (max_running == 0 || max_running > 1024) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_running is ", max_running, ", must be 1 to 1024"));
+  }
+  if (step_tokens <= max_running) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step_tokens is ", step_tokens,
+                     ", must be more than max_running (", max_running, ")"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(
+    const Options& options, Backend* backend, PrivatePages* pages,
+    const Tokenizer* tokenizer, CacheClient* client) {
+  if (absl::Status s = options.Validate(); !s.ok()) return s;
+  return std::unique_ptr<Scheduler>(
+      new Scheduler(options, backend, pages, tokenizer, client));
+}
+
+Scheduler::Scheduler(const Options& options, Backend* backend,
+                     PrivatePages* pages, const Tokenizer* tokenizer,
+                     CacheClient* client)
+    : options_(options),
+      backend_(backend),
+      pages_(pages),
+      tokenizer_(tokenizer),
+      client_(client),
+      acquisition_{.verify = options.verify, .layout = backend->layout()},
+      executor_(std::make_unique<Executor>(options.max_running)),
+      thread_([this] { Run(); }) {}
+
+Scheduler::~Scheduler() {
+  {
+    MutexLock lock(&mu_);
+    stopping_ = true;
+    draining_ = true;
+  }
+  changed_.SignalAll();
+  thread_.join();
+  executor_.reset();
+  // What tasks were still to say: jobs in them go without their sinks, which
+  // have been told.
+  std::deque<std::function<void()>> rest;
+  {
+    MutexLock lock(&mu_);
+    rest.swap(completions_);
+  }
+}
+
+absl::StatusOr<std::shared_ptr<CancelFlag>> Scheduler::Submit(
+    GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+  auto cancel = std::make_shared<CancelFlag>();
+  auto job = std::make_shared<GenerationJob>(
+      std::move(request), std::move(sink), cancel, pages_, tokenizer_,
+      backend_->context_length());
+  if (job->MaxPages() > pages_->capacity_pages()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the request may need ", job->MaxPages(),
+        " private KV pages, the worker has ", pages_->capacity_pages(),
+        ": shorten it or raise --tail_bytes"));
+  }
+  {
+    MutexLock lock(&mu_);
+    if (draining_) {
+      return absl::UnavailableError("the worker is shutting down");
+    }
+    if (num_requests_ >= options_.max_queue + options_.max_running) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the queue is full: ", num_requests_,
+                       " requests are running or waiting"));
+    }
+    ++num_requests_;
+    arrivals_.push_back(std::move(job));
+  }
+  changed_.SignalAll();
+  return cancel;
+}
+
+void Scheduler::Wake() {
+  {
+    MutexLock lock(&mu_);
+    woken_ = true;
+  }
+  changed_.SignalAll();
+}
+
+bool Scheduler::Drain(absl::Time deadline) {
+  MutexLock lock(&mu_);
+  draining_ = true;
+  while (num_requests_ > 0) {
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) break;
+    changed_.WaitWithTimeout(&mu_, std::min(left, absl::Seconds(1)));
+  }
+  return num_requests_ == 0;
+}
+
+SchedulerStats Scheduler::stats() const {
+  SchedulerStats s;
+  s.steps = steps_;
+  s.rows = rows_;
+  s.requests_done = done_;
+  s.requests_failed = failed_;
+  s.restarts = restarts_;
+  s.discarded_steps = discarded_;
+  s.corrupt_pages = corrupt_;
+  s.modules_encoded = encoded_;
+  return s;
+}
+
+uint32_t Scheduler::num_requests() const {
+  MutexLock lock(&mu_);
+  return num_requests_;
+}
+
+void Scheduler::Run() {
+  bool runnable = false;
+  while (WaitForWork(runnable)) {
+    CheckDeadlines();
+    EndDoneJobs();
+    AdmitQueued();
+    runnable = Step();
+    EndDoneJobs();
+  }
+  const absl::Status end = absl::CancelledError("the worker is shutting down");
+  for (const Job& job : running_) Fail(job.get(), end);
+  for (const Job& job : queue_) Fail(job.get(), end);
+}
+
+void Scheduler::Fail(GenerationJob* job, const absl::Status& status) {
+  job->Finish(status);
+  job->cancel->Cancel();  // a task on the executor looks at it
+}
+
+bool Scheduler::WaitForWork(bool runnable) {
+  std::deque<std::function<void()>> completions;
+  {
+    MutexLock lock(&mu_);
+    if (!runnable) {
+      absl::Time next = absl::InfiniteFuture();
+      for (const Job& job : running_) {
+        if (job->state != State::kDone) {
+          next = std::min(next, job->request.deadline);
+        }
+      }
+      for (const Job& job : queue_)
+        next = std::min(next, job->request.deadline);
+      while (!stopping_ && !woken_ && arrivals_.empty() &&
+             completions_.empty()) {
+        const absl::Duration left = next - absl::Now();
+        if (left <= absl::ZeroDuration()) break;
+        if (left == absl::InfiniteDuration()) {
+          changed_.Wait(&mu_);
+        } else {
+          changed_.WaitWithTimeout(&mu_, left);
+        }
+      }
+    }
+    for (Job& job : arrivals_) queue_.push_back(std::move(job));
+    arrivals_.clear();
+    if (stopping_) return false;
+    woken_ = false;
+    completions.swap(completions_);
+  }
+  for (const auto& completion : completions) completion();
+  return true;
+}
+
+void Scheduler::EndDoneJobs() {
+  uint32_t ended = 0;
+  const auto over = [&](const Job& job) {
+    if (job->state != State::kDone || job->task_running) return false;
+    ++ended;
+    ++(job->succeeded ? done_ : failed_);
+    if (job->succeeded && client_ != nullptr && !job->request.warm) {
+      client_->ReportUse(job->usage.cached_tokens, job->usage.created_tokens,
+                         job->usage.fresh_tokens);
+    }
+    return true;
+  };
+  std::erase_if(running_, over);
+  std::erase_if(queue_, over);
+  if (ended == 0) return;
+  {
+    MutexLock lock(&mu_);
+    num_requests_ -= ended;
+  }
+  changed_.SignalAll();  // Drain
+}
+
+void Scheduler::CheckDeadlines() {
+  const absl::Time now = absl::Now();
+  const auto check = [&](const Job& job) {
+    if (job->state == State::kDone) return;
+    if (job->cancel->cancelled()) {
+      Fail(job.get(), absl::CancelledError("cancelled by the caller"));
+    } else if (now >= job->request.deadline) {
+      Fail(job.get(),
+           absl::DeadlineExceededError(
+               "the deadline passed before the answer was complete"));
+    }
+  };
+  for (const Job& job : running_) check(job);
+  for (const Job& job : queue_) check(job);
+}
+
+// In order of arrival: a large request waits for pages at the head of the
+// queue, and is not starved by small ones behind it.
+void Scheduler::AdmitQueued() {
+  while (!queue_.empty() && running_.size() < options_.max_running) {
+    const Job job = queue_.front();
+    const bool with_cache = client_ != nullptr && job->wants_cache();
+    if (job->request.warm && !with_cache) {
+      Fail(job.get(),
+           absl::UnavailableError("modules cannot be kept: no cache"));
+      EndDoneJobs();
+      continue;
+    }
+    if (!job->Admit(with_cache)) return;
+    queue_.pop_front();
+    running_.push_back(job);
+    if (job->timings.queue == absl::ZeroDuration()) {
+      job->timings.queue =
+          absl::Now() - job->request.arrival - job->timings.compile;
+    }
+    if (with_cache) {
+      StartAcquire(job);
+    } else {
+      OnAcquired(job, PrivateModules(job->request));
+    }
+  }
+}
+
+void Scheduler::RunBlocking(const Job& job, std::function<void()> task,
+                            std::function<void()> then) {
+  job->task_running = true;
+  executor_->Add([this, job, task = std::move(task), then = std::move(then)] {
+    task();
+    {
+      MutexLock lock(&mu_);
+      completions_.push_back([job, then] {
+        job->task_running = false;
+        if (job->state == State::kDone) {
+          job->Release();
+        } else {
+          then();
+        }
+      });
+    }
+    changed_.SignalAll();
+  });
+}
+
+void Scheduler::StartAcquire(const Job& job) {
+  job->state = State::kAcquiring;
+  const absl::Time begin = absl::Now();
+  // Shared with the task, which fills it.
+  auto set = std::make_shared<ModuleSet>();
+  RunBlocking(
+      job,
+      [this, job, set] {
+        *set = AcquireModules(client_, job->request, acquisition_);
+      },
+      [this, job, set, begin] {
+        job->timings.acquire += absl::Now() - begin;
+        corrupt_ += set->corrupt;
+        OnAcquired(job, std::move(*set));
+      });
+}
+
+void Scheduler::OnAcquired(const Job& job, ModuleSet set) {
+  if (job->request.warm && set.lease == nullptr) {
+    Fail(job.get(),
+         absl::UnavailableError(absl::StrCat(
+             "modules cannot be kept: ",
+             set.notices.empty() ? "no cache" : set.notices.front())));
+    return;
+  }
+  if (!job->TakeModules(std::move(set))) {
+    RestartJob(job.get(), "");
+    return;
+  }
+  job->BeginStage();
+  AfterBegin(job);
+}
+
+void Scheduler::AfterBegin(const Job& job) {
+  if (job->execution()->rows_left() == 0) StageDone(job);
+}
+
+void Scheduler::StageDone(const Job& job) {
+  job->timings.prefill += absl::Now() - job->stage_begin;
+  if (job->modules.HasUncommitted()) {
+    StartCommit(job);
+  } else if (job->modules.HasPending()) {
+    StartWait(job);
+  } else {
+    job->StartDecoding();
+  }
+}
+
+void Scheduler::StartCommit(const Job& job) {
+  job->state = State::kCommitting;
+  auto kept = std::make_shared<int>(-1);
+  const absl::Time deadline =
+      std::min(job->request.deadline, absl::Now() + options_.commit_timeout);
+  const absl::Duration encode_time = absl::Now() - job->stage_begin;
+  RunBlocking(
+      job,
+      [this, job, kept, encode_time, deadline] {
+        *kept = CommitModules(job->request, acquisition_, encode_time, deadline,
+                              &job->modules);
+      },
+      [this, job, kept] {
+        if (*kept < 0) {
+          RestartJob(job.get(), "computed again without the cache");
+          return;
+        }
+        encoded_ += static_cast<uint64_t>(*kept);
+        if (job->modules.HasPending()) {
+          StartWait(job);
+          return;
+        }
+        job->StartDecoding();
+      });
+}
+
+void Scheduler::StartWait(const Job& job) {
+  job->state = State::kWaiting;
+  const absl::Time begin = absl::Now();
+  const absl::Time deadline =
+      std::min(job->request.deadline, begin + options_.pending_timeout);
+  const uint32_t corrupt_before = job->modules.corrupt;
+  RunBlocking(
+      job,
+      [this, job, deadline] {
+        WaitForPending(job->request, acquisition_, *job->cancel, deadline,
+                       &job->modules);
+      },
+      [this, job, begin, corrupt_before] {
+        job->timings.wait_pending += absl::Now() - begin;
+        corrupt_ += job->modules.corrupt - corrupt_before;
+        job->BeginStage();
+        AfterBegin(job);
+      });
+}
+
+// To the head of the queue: it has waited already.
+void Scheduler::RestartJob(GenerationJob* job, const std::string& notice) {
+  ++restarts_;
+  requeued_ = true;
+  const Job shared = SharedJob(job);
+  job->Restart(notice);
+  std::erase(running_, shared);
+  queue_.push_front(shared);
+}
+
+Scheduler::Job Scheduler::SharedJob(const GenerationJob* job) const {
+  for (const Job& shared : running_) {
+    if (shared.get() == job) return shared;
+  }
+  LOG(FATAL) << "a job that is not running";
+}
+
+void Scheduler::AddShare(GenerationJob* job, size_t max_rows,
+                         std::vector<RowGroup>* groups,
+                         std::vector<Share>* shares) {
+  Share share;
+  share.job = job;
+  share.first_group = groups->size();
+  share.rows = job->execution()->NextRows(max_rows, groups);
+  share.num_groups = groups->size() - share.first_group;
+  for (size_t g = share.first_group; g < groups->size(); ++g) {
+    if ((*groups)[g].logits == LogitsWanted::kLast) ++share.logit_rows;
+  }
+  shares->push_back(share);
+}
+
+std::vector<Scheduler::Share> Scheduler::PlanStep(
+    std::vector<RowGroup>* groups) {
+  std::vector<Share> shares;
+  std::vector<GenerationJob*> prefills;
+  size_t budget = options_.step_tokens;
+  // A copy: a mismatch moves jobs from running_ to the queue.
+  const std::vector<Job> jobs = running_;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    GenerationJob* job = jobs[(turn_ + i) % jobs.size()].get();
+    if (job->state != State::kPrefill && job->state != State::kDecode) continue;
+    if (job->state == State::kDecode && !job->sink->Ready()) continue;
+    if (!job->modules.Valid()) {
+      RestartJob(job, kStateLost);
+      continue;
+    }
+    if (job->state == State::kPrefill) {
+      prefills.push_back(job);
+    } else {
+      AddShare(job, 1, groups, &shares);
+      --budget;
+    }
+  }
+  // Even shares, the smallest first: what one does not need goes to the others.
+  std::sort(prefills.begin(), prefills.end(),
+            [](GenerationJob* a, GenerationJob* b) {
+              return a->execution()->rows_left() < b->execution()->rows_left();
+            });
+  for (size_t i = 0; i < prefills.size() && budget > 0; ++i) {
+    const size_t left = prefills.size() - i;
+    const size_t rows = (budget + left - 1) / left;
+    AddShare(prefills[i], rows, groups, &shares);
+    budget -= std::min(budget, shares.back().rows);
+  }
+  ++turn_;
+  return shares;
+}
+
+bool Scheduler::Step() {
+  std::vector<RowGroup> groups;
+  requeued_ = false;
+  const std::vector<Share> shares = PlanStep(&groups);
+  if (shares.empty()) return requeued_;
+  const absl::Status status = backend_->Forward(groups, &logits_);
+  ++steps_;
+  if (!status.ok()) {
+    StepOneByOne(shares, groups);
+    return true;
+  }
+  size_t row = 0;
+  for (const Share& share : shares) {
+    FinishShare(share, std::span<const float>(logits_).subspan(
+                           row * backend_->vocab_size(),
+                           share.logit_rows * backend_->vocab_size()));
+    row += share.logit_rows;
+  }
+  return true;
+}
+
+void Scheduler::StepOneByOne(const std::vector<Share>& shares,
+                             const std::vector<RowGroup>& groups) {
+  for (const Share& share : shares) {
+    const absl::Status status =
+        backend_->Forward(std::span<const RowGroup>(groups).subspan(
+                              share.first_group, share.num_groups),
+                          &logits_);
+    if (status.ok()) {
+      FinishShare(share, logits_);
+      continue;
+    }
+    LOG(ERROR) << "a pass failed: " << status;
+    Fail(share.job, absl::InternalError(absl::StrCat(
+                        "the model could not be run: ", status.message())));
+  }
+}
+
+void Scheduler::FinishShare(const Share& share, std::span<const float> logits) {
+  GenerationJob* job = share.job;
+  if (!job->modules.Valid()) {
+    ++discarded_;
+    RestartJob(job, kStateLost);
+    return;
+  }
+  rows_ += share.rows;
+  job->execution()->Advance(share.rows);
+  if (share.logit_rows > 0) job->Sample(logits);
+  if (job->state == State::kPrefill &&
+      (job->sampled || job->execution()->rows_left() == 0)) {
+    StageDone(SharedJob(job));
+  }
+}
+
+}  // namespace promptcache::worker

@@ -1,0 +1,168 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
+#include "common/tokenizer.h"
+#include "inference_worker/cache/cache_client.h"
+#include "inference_worker/engine/backend.h"
+#include "inference_worker/engine/private_pages.h"
+#include "inference_worker/serving/executor.h"
+#include "inference_worker/serving/generation.h"
+#include "inference_worker/serving/generation_job.h"
+#include "inference_worker/serving/module_acquisition.h"
+
+namespace promptcache::worker {
+
+// What has happened since the start; for logs, metrics and tests.
+struct SchedulerStats {
+  uint64_t steps = 0;
+  uint64_t rows = 0;
+  uint64_t requests_done = 0;
+  uint64_t requests_failed = 0;  // cancelled and late ones included
+  uint64_t restarts = 0;
+  uint64_t discarded_steps = 0;  // a view was not what it had been
+  uint64_t corrupt_pages = 0;
+  uint64_t modules_encoded = 0;  // committed
+};
+
+// Runs requests on one model, an iteration at a time: each step is one pass
+// over one row of every request that decodes and chunks of those that prefill,
+// shared out evenly up to `step_tokens` rows. Deadlines, cancellation and new
+// requests are looked at between steps.
+//
+// One thread of its own calls the backend and every sink; what waits for the
+// cache daemon runs on an executor with a thread per running request, so that
+// none of them waits for another's.
+//
+// Whatever goes wrong with the cache is answered by computing the same plan
+// privately. Before and after each step the leases that it read under are
+// checked: on a mismatch what that request got from the step is discarded and
+// the request is computed again without the cache.
+//
+// Thread-safe. The destructor ends what is running with Cancelled.
+class Scheduler {
+ public:
+  struct Options {
+    uint32_t step_tokens = 256;
+    uint32_t max_running = 16;
+    uint32_t max_queue = 64;
+    VerifyMode verify = VerifyMode::kSample;
+    // How long a request waits for modules that others encode.
+    absl::Duration pending_timeout = absl::Seconds(30);
+    absl::Duration commit_timeout = absl::Seconds(5);
+    absl::Status Validate() const;
+  };
+
+  // `client` may be null: no cache. None may be outlived.
+  static absl::StatusOr<std::unique_ptr<Scheduler>> Create(
+      const Options& options, Backend* backend, PrivatePages* pages,
+      const Tokenizer* tokenizer, CacheClient* client);
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // Queues the request; its sink hears of everything that follows.
+  // ResourceExhausted when the queue is full, or when the request could never
+  // have its pages; Unavailable when draining. Then the sink hears nothing.
+  absl::StatusOr<std::shared_ptr<CancelFlag>> Submit(
+      GenerationRequest request, std::shared_ptr<GenerationSink> sink)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Something outside has changed: a flag, or a sink that is ready again.
+  void Wake() ABSL_LOCKS_EXCLUDED(mu_);
+  // Refuses new requests and returns when all are done, or at the deadline
+  // (false) with the rest cancelled.
+  bool Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_);
+
+  SchedulerStats stats() const;
+  uint32_t num_requests() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  using Job = std::shared_ptr<GenerationJob>;
+  // A job's part of a step.
+  struct Share {
+    GenerationJob* job = nullptr;
+    size_t first_group = 0;
+    size_t num_groups = 0;
+    size_t rows = 0;
+    size_t logit_rows = 0;
+  };
+
+  Scheduler(const Options& options, Backend* backend, PrivatePages* pages,
+            const Tokenizer* tokenizer, CacheClient* client);
+
+  void Run();
+  // False when it is time to end.
+  bool WaitForWork(bool runnable);
+  void EndDoneJobs();
+  void CheckDeadlines();
+  void AdmitQueued();
+  void StartAcquire(const Job& job);
+  void OnAcquired(const Job& job, ModuleSet set);
+  void StageDone(const Job& job);
+  void StartCommit(const Job& job);
+  void StartWait(const Job& job);
+  void AfterBegin(const Job& job);
+  void RestartJob(GenerationJob* job, const std::string& notice);
+  // Runs `task` on the executor and `then` on the scheduler's thread.
+  void RunBlocking(const Job& job, std::function<void()> task,
+                   std::function<void()> then);
+
+  std::vector<Share> PlanStep(std::vector<RowGroup>* groups);
+  void AddShare(GenerationJob* job, size_t max_rows,
+                std::vector<RowGroup>* groups, std::vector<Share>* shares);
+  bool Step();
+  void FinishShare(const Share& share, std::span<const float> logits);
+  // The pass failed as a whole: each request alone, so that one that cannot be
+  // computed fails by itself.
+  void StepOneByOne(const std::vector<Share>& shares,
+                    const std::vector<RowGroup>& groups);
+  Job SharedJob(const GenerationJob* job) const;
+  void Fail(GenerationJob* job, const absl::Status& status);
+
+  const Options options_;
+  Backend* const backend_;
+  PrivatePages* const pages_;
+  const Tokenizer* const tokenizer_;
+  CacheClient* const client_;
+  const AcquisitionOptions acquisition_;
+
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool woken_ ABSL_GUARDED_BY(mu_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  uint32_t num_requests_ ABSL_GUARDED_BY(mu_) = 0;
+  std::deque<Job> arrivals_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::function<void()>> completions_ ABSL_GUARDED_BY(mu_);
+
+  // The scheduler's thread only.
+  std::deque<Job> queue_;
+  std::vector<Job> running_;
+  size_t turn_ = 0;  // whose turn it is to get what an even share leaves over
+  bool requeued_ = false;  // a job went back to the queue in this step
+  std::vector<float> logits_;
+
+  std::atomic<uint64_t> steps_{0};
+  std::atomic<uint64_t> rows_{0};
+  std::atomic<uint64_t> done_{0};
+  std::atomic<uint64_t> failed_{0};
+  std::atomic<uint64_t> restarts_{0};
+  std::atomic<uint64_t> discarded_{0};
+  std::atomic<uint64_t> corrupt_{0};
+  std::atomic<uint64_t> encoded_{0};
+
+  std::unique_ptr<Executor> executor_;
+  std::thread thread_;
+};
+
+}  // namespace promptcache::worker

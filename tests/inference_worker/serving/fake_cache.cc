@@ -1,0 +1,302 @@
+#include "tests/inference_worker/serving/fake_cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/page_sum.h"
+#include "glog/logging.h"
+
+namespace promptcache::worker {
+
+struct FakeCache::Entry {
+  ModuleKey key;
+  uint64_t reservation_id = 0;  // 0 once committed
+  bool gone = false;            // revoked or aborted
+  std::vector<std::vector<std::byte>> pages;
+  std::vector<uint64_t> sums;
+};
+
+class FakeLease final : public CacheLease {
+ public:
+  FakeLease(FakeCache* cache, const CacheClient::AcquireArgs& args)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(cache->mu_)
+      : cache_(cache), args_(args), session_(cache->session_) {
+    entries_.resize(args.keys.size());
+    for (size_t i = 0; i < args.keys.size(); ++i) {
+      modules_.push_back(cache->Look(args.keys[i].key, args.keys[i].num_tokens,
+                                     args.reserve_missing, args.want_page_sums,
+                                     &entries_[i]));
+    }
+    ++cache->counters_.live_leases;
+  }
+
+  ~FakeLease() override {
+    std::vector<uint64_t> rest;
+    for (const AcquiredModule& module : modules_) {
+      if (module.outcome == AcquireOutcome::kReserved) {
+        rest.push_back(module.reservation_id);
+      }
+    }
+    Abort(rest);
+    MutexLock lock(&cache_->mu_);
+    --cache_->counters_.live_leases;
+  }
+
+  const std::vector<AcquiredModule>& modules() const override {
+    return modules_;
+  }
+
+  absl::Status WaitPending(size_t index, absl::Time deadline) override {
+    MutexLock lock(&cache_->mu_);
+    while (modules_[index].outcome == AcquireOutcome::kPending) {
+      if (cache_->down_ || session_ != cache_->session_) {
+        return absl::UnavailableError("the daemon is gone");
+      }
+      const AcquireKey& key = args_.keys[index];
+      AcquiredModule now =
+          cache_->Look(key.key, key.num_tokens, args_.reserve_missing,
+                       args_.want_page_sums, &entries_[index]);
+      if (now.outcome != AcquireOutcome::kPending) {
+        modules_[index] = std::move(now);
+        break;
+      }
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) {
+        return absl::DeadlineExceededError("still pending");
+      }
+      cache_->changed_.WaitWithTimeout(&cache_->mu_, left);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<bool>> Commit(
+      const std::vector<CommitModule>& commits, absl::Time) override {
+    MutexLock lock(&cache_->mu_);
+    if (cache_->down_) return absl::UnavailableError("the daemon is gone");
+    std::vector<bool> done;
+    for (const CommitModule& commit : commits) {
+      FakeCache::Entry* entry = nullptr;
+      for (const auto& e : entries_) {
+        if (e != nullptr && e->reservation_id == commit.reservation_id) {
+          entry = e.get();
+        }
+      }
+      if (entry == nullptr || entry->gone || cache_->lose_reservations_) {
+        done.push_back(false);
+        continue;
+      }
+      for (size_t p = 0; p < entry->pages.size(); ++p) {
+        if (p >= commit.page_sums.size() ||
+            commit.page_sums[p] != PageSum(entry->pages[p])) {
+          ++cache_->counters_.bad_sums;
+        }
+      }
+      entry->sums = commit.page_sums;
+      entry->reservation_id = 0;
+      ++cache_->counters_.commits;
+      --cache_->counters_.live_reservations;
+      cache_->committed_.push_back(commit);
+      done.push_back(true);
+    }
+    cache_->changed_.SignalAll();
+    return done;
+  }
+
+  void Abort(const std::vector<uint64_t>& ids) override {
+    MutexLock lock(&cache_->mu_);
+    for (uint64_t id : ids) {
+      for (const auto& e : entries_) {
+        if (e == nullptr || e->reservation_id != id || e->gone) continue;
+        e->gone = true;
+        ++cache_->counters_.aborts;
+        --cache_->counters_.live_reservations;
+        cache_->entries_.erase(e->key);
+      }
+    }
+    cache_->changed_.SignalAll();
+  }
+
+  bool Valid(size_t index) const override {
+    MutexLock lock(&cache_->mu_);
+    return !cache_->down_ && session_ == cache_->session_ &&
+           entries_[index] != nullptr && !entries_[index]->gone;
+  }
+
+  void ReportCorruption(size_t index) override {
+    MutexLock lock(&cache_->mu_);
+    ++cache_->counters_.corruption_reports;
+    entries_[index]->gone = true;
+    cache_->entries_.erase(entries_[index]->key);
+  }
+
+ private:
+  FakeCache* const cache_;
+  const CacheClient::AcquireArgs args_;
+  const uint64_t session_;
+  std::vector<AcquiredModule> modules_;
+  std::vector<std::shared_ptr<FakeCache::Entry>> entries_;
+};
+
+class FakeClient final : public CacheClient {
+ public:
+  explicit FakeClient(FakeCache* cache) : cache_(cache) {}
+
+  bool attached() const override {
+    MutexLock lock(&cache_->mu_);
+    return !cache_->down_;
+  }
+  absl::Status WaitAttached(absl::Time) override {
+    return attached() ? absl::OkStatus() : absl::UnavailableError("down");
+  }
+  absl::StatusOr<std::unique_ptr<CacheLease>> Acquire(
+      const AcquireArgs& args) override {
+    std::function<void()> hook;
+    {
+      MutexLock lock(&cache_->mu_);
+      hook = cache_->hook_;
+    }
+    if (hook) hook();
+    MutexLock lock(&cache_->mu_);
+    if (cache_->down_)
+      return absl::UnavailableError("cache daemon unavailable");
+    ++cache_->counters_.acquires;
+    return std::make_unique<FakeLease>(cache_, args);
+  }
+  void ReportUse(uint64_t cached, uint64_t created, uint64_t fresh) override {
+    MutexLock lock(&cache_->mu_);
+    cache_->counters_.used_cached += cached;
+    cache_->counters_.used_created += created;
+    cache_->counters_.used_fresh += fresh;
+  }
+
+ private:
+  FakeCache* const cache_;
+};
+
+FakeCache::~FakeCache() = default;
+
+std::unique_ptr<CacheClient> FakeCache::NewClient() {
+  return std::make_unique<FakeClient>(this);
+}
+
+AcquiredModule FakeCache::Describe(const Entry& entry, AcquireOutcome outcome,
+                                   bool want_sums) const {
+  AcquiredModule module;
+  module.outcome = outcome;
+  for (const auto& page : entry.pages) {
+    module.read_pages.push_back(page.data());
+    if (outcome == AcquireOutcome::kReserved) {
+      module.write_pages.push_back(const_cast<std::byte*>(page.data()));
+    }
+  }
+  module.reservation_id = entry.reservation_id;
+  if (want_sums) module.page_sums = entry.sums;
+  return module;
+}
+
+AcquiredModule FakeCache::Look(const ModuleKey& key, uint32_t num_tokens,
+                               bool reserve, bool want_sums,
+                               std::shared_ptr<Entry>* entry) {
+  AcquiredModule module;
+  const auto it = entries_.find(key);
+  if (it != entries_.end()) {
+    *entry = it->second;
+    if (it->second->reservation_id == 0) {
+      ++counters_.hits;
+      return Describe(*it->second, AcquireOutcome::kHit, want_sums);
+    }
+    module.outcome = AcquireOutcome::kPending;
+    module.miss_reason = CacheMissReason::kNotYetCommitted;
+    return module;
+  }
+  module.miss_reason = CacheMissReason::kNeverSeen;
+  if (!reserve) return module;
+  if (no_memory_) {
+    module.miss_reason = CacheMissReason::kNoMemory;
+    return module;
+  }
+  auto fresh = std::make_shared<Entry>();
+  fresh->key = key;
+  fresh->reservation_id = next_id_++;
+  for (uint64_t p = 0; p < layout_.PagesFor(num_tokens); ++p) {
+    // Garbage, as pages that were somebody else's.
+    fresh->pages.emplace_back(layout_.page_bytes(), std::byte{0x5A});
+  }
+  entries_[key] = fresh;
+  *entry = fresh;
+  ++counters_.live_reservations;
+  module = Describe(*fresh, AcquireOutcome::kReserved, false);
+  module.miss_reason = CacheMissReason::kNeverSeen;
+  return module;
+}
+
+FakeCache::Counters FakeCache::counters() const {
+  MutexLock lock(&mu_);
+  return counters_;
+}
+
+uint64_t FakeCache::num_modules() const {
+  MutexLock lock(&mu_);
+  return entries_.size();
+}
+
+std::vector<CommitModule> FakeCache::committed() const {
+  MutexLock lock(&mu_);
+  return committed_;
+}
+
+void FakeCache::SetDown(bool down) {
+  MutexLock lock(&mu_);
+  down_ = down;
+  if (down) ++session_;
+  changed_.SignalAll();
+}
+
+void FakeCache::SetNoMemory(bool no_memory) {
+  MutexLock lock(&mu_);
+  no_memory_ = no_memory;
+}
+
+void FakeCache::SetLoseReservations(bool lose) {
+  MutexLock lock(&mu_);
+  lose_reservations_ = lose;
+}
+
+void FakeCache::RevokeAll() {
+  MutexLock lock(&mu_);
+  for (auto& [key, entry] : entries_) {
+    entry->gone = true;
+    for (auto& page : entry->pages) {
+      std::fill(page.begin(), page.end(), std::byte{0xEE});
+    }
+  }
+  entries_.clear();
+}
+
+void FakeCache::FlipBytes() {
+  MutexLock lock(&mu_);
+  for (auto& [key, entry] : entries_) {
+    for (auto& page : entry->pages) page[1] ^= std::byte{0x10};
+  }
+}
+
+void FakeCache::ReserveElsewhere(const ModuleKey& key, uint32_t num_tokens) {
+  MutexLock lock(&mu_);
+  std::shared_ptr<Entry> entry;
+  CHECK(Look(key, num_tokens, true, false, &entry).outcome ==
+        AcquireOutcome::kReserved);
+}
+
+void FakeCache::AbandonElsewhere(const ModuleKey& key) {
+  MutexLock lock(&mu_);
+  entries_.erase(key);
+  --counters_.live_reservations;
+  changed_.SignalAll();
+}
+
+void FakeCache::SetAcquireHook(std::function<void()> hook) {
+  MutexLock lock(&mu_);
+  hook_ = std::move(hook);
+}
+
+}  // namespace promptcache::worker

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/kv_layout.h"
+#include "common/mutex.h"
+#include "inference_worker/cache/cache_client.h"
+
+namespace promptcache::worker {
+
+// A cache daemon in this process's memory: single flight, leases, generations,
+// page sums; and everything that can go wrong, on request. Several clients
+// (workers) may share one. Thread-safe.
+class FakeCache {
+ public:
+  explicit FakeCache(const KvLayout& layout) : layout_(layout) {}
+  ~FakeCache();
+
+  std::unique_ptr<CacheClient> NewClient();
+
+  struct Counters {
+    uint64_t acquires = 0;
+    uint64_t hits = 0;
+    uint64_t commits = 0;
+    uint64_t aborts = 0;
+    uint64_t corruption_reports = 0;
+    uint64_t bad_sums = 0;  // commits whose sums were not the pages'
+    uint64_t live_leases = 0;
+    uint64_t live_reservations = 0;
+    uint64_t used_cached = 0;
+    uint64_t used_created = 0;
+    uint64_t used_fresh = 0;
+  };
+  Counters counters() const ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t num_modules() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<CommitModule> committed() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The daemon goes away: every call fails, every lease is invalid.
+  void SetDown(bool down) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetNoMemory(bool no_memory) ABSL_LOCKS_EXCLUDED(mu_);
+  // Commits answer that the reservations are gone.
+  void SetLoseReservations(bool lose) ABSL_LOCKS_EXCLUDED(mu_);
+  // Drops what is committed although leases read it; its bytes change, too.
+  void RevokeAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // Flips one byte of every committed page.
+  void FlipBytes() ABSL_LOCKS_EXCLUDED(mu_);
+  // Holds a reservation for a module, as another worker would, and lets go.
+  void ReserveElsewhere(const ModuleKey& key, uint32_t num_tokens)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AbandonElsewhere(const ModuleKey& key) ABSL_LOCKS_EXCLUDED(mu_);
+  // Called at the start of every Acquire, without a lock.
+  void SetAcquireHook(std::function<void()> hook) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  friend class FakeLease;
+  friend class FakeClient;
+  struct Entry;
+  AcquiredModule Look(const ModuleKey& key, uint32_t num_tokens, bool reserve,
+                      bool want_sums, std::shared_ptr<Entry>* entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  AcquiredModule Describe(const Entry& entry, AcquireOutcome outcome,
+                          bool want_sums) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const KvLayout layout_;
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::map<ModuleKey, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mu_);
+  std::vector<CommitModule> committed_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
+  Counters counters_ ABSL_GUARDED_BY(mu_);
+  uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
+  uint64_t session_ ABSL_GUARDED_BY(mu_) = 1;
+  bool down_ ABSL_GUARDED_BY(mu_) = false;
+  bool no_memory_ ABSL_GUARDED_BY(mu_) = false;
+  bool lose_reservations_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace promptcache::worker
