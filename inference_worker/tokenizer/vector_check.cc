@@ -18,17 +18,18 @@ namespace {
 using Json = nlohmann::json;
 
 // What `text` may at most grow to: a file of vectors is not trusted either.
-constexpr uint64_t kMaxCaseItems = uint64_t{1} << 26;
+constexpr uint64_t kMaxCaseItems = uint64_t{1} << 24;
 
 absl::Status Malformed(const char* what) {
   return absl::InvalidArgumentError(what);
 }
 
+bool IsId(const Json& json) {
+  return json.is_number_integer() && json >= INT32_MIN && json <= INT32_MAX;
+}
+
 bool IsIdList(const Json& json) {
-  return json.is_array() &&
-         std::all_of(json.begin(), json.end(), [](const Json& id) {
-           return id.is_number_integer() && id >= INT32_MIN && id <= INT32_MAX;
-         });
+  return json.is_array() && std::all_of(json.begin(), json.end(), IsId);
 }
 
 // [first, count], count >= 0 and bounded.
@@ -80,7 +81,7 @@ absl::StatusOr<std::vector<int32_t>> ExpectedIds(const Json& line) {
   }
   std::vector<int32_t> ids;
   for (const Json& run : line["ids_rle"]) {
-    if (!IsCounted(run) || !run[0].is_number_integer()) {
+    if (!IsCounted(run) || !IsId(run[0])) {
       return Malformed("ids_rle is not [[id, count], ...]");
     }
     const auto count = run[1].get<uint64_t>();
