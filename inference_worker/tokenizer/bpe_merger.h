@@ -20,6 +20,7 @@ class BpeMerger {
 
   // The token of a single byte. Bytes without one are left out.
   void SetByte(uint8_t byte, int32_t id) { byte_ids_[byte] = id; }
+  void Reserve(size_t num_rules) { rules_.reserve(num_rules); }
   // Rules in order of rank; of equal ones the first counts.
   void AddRule(int32_t left, int32_t right, int32_t merged);
 

@@ -245,7 +245,7 @@ TEST(BpeTokenizerTest, ManyThreadsGetTheSameIds) {
   EXPECT_EQ(differences, 0);
 }
 
-// A full shard starts anew; ids stay what they are.
+// A full cache starts anew; ids stay what they are.
 TEST(BpeTokenizerTest, MoreWordsThanTheCacheHoldsKeepTheirIds) {
   const auto tokenizer = TinyTokenizer();
   const std::vector<int32_t> first = tokenizer->Encode("aaaa system");
