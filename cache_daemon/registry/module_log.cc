@@ -94,15 +94,27 @@ ModuleLog::~ModuleLog() {
 }
 
 void ModuleLog::Put(const ModuleRecord& module) {
-  Enqueue(module.key, Change{.remove = false, .module = module});
+  MutexLock lock(&mu_);
+  Enqueue(module.key, Change{.kind = ChangeKind::kPut, .module = module});
 }
 
 void ModuleLog::Remove(const ModuleKey& key) {
-  Enqueue(key, Change{.remove = true, .module = {}});
+  MutexLock lock(&mu_);
+  Enqueue(key, Change{.kind = ChangeKind::kRemove, .module = {}});
+}
+
+void ModuleLog::SetPin(const ModuleKey& key, bool pin) {
+  MutexLock lock(&mu_);
+  if (const auto queued = queue_.find(key); queued != queue_.end()) {
+    queued->second.module.policy.pin = pin;
+    return;
+  }
+  Change change{.kind = ChangeKind::kSetPin, .module = {}};
+  change.module.policy.pin = pin;
+  Enqueue(key, std::move(change));
 }
 
 void ModuleLog::Enqueue(const ModuleKey& key, Change change) {
-  MutexLock lock(&mu_);
   if (queue_.size() >= options_.max_queued && !queue_.contains(key)) {
     ++num_dropped_;
     return;
@@ -164,30 +176,48 @@ void ModuleLog::Run() {
 absl::Status ModuleLog::Write(const Changes& batch) {
   PC_ASSIGN_OR_RETURN(SqliteTransaction transaction,
                       SqliteTransaction::Begin(&db_));
+  PC_RETURN_IF_ERROR(WriteChanges(batch));
+  PC_RETURN_IF_ERROR(Trim());
+  return transaction.Commit();
+}
+
+absl::Status ModuleLog::WriteChanges(const Changes& batch) {
   PC_ASSIGN_OR_RETURN(SqliteStatement upsert, db_.Prepare(kUpsert));
   PC_ASSIGN_OR_RETURN(SqliteStatement remove,
                       db_.Prepare("DELETE FROM modules WHERE key=?1"));
+  PC_ASSIGN_OR_RETURN(SqliteStatement set_pin,
+                      db_.Prepare("UPDATE modules SET pin=?2 WHERE key=?1"));
   for (const auto& [key, change] : batch) {
-    if (change.remove) {
-      remove.Bind(1, BytesOf(key));
-      PC_RETURN_IF_ERROR(remove.Run());
-    } else {
-      BindModule(change.module, &upsert);
-      PC_RETURN_IF_ERROR(upsert.Run());
+    switch (change.kind) {
+      case ChangeKind::kPut:
+        BindModule(change.module, &upsert);
+        PC_RETURN_IF_ERROR(upsert.Run());
+        break;
+      case ChangeKind::kRemove:
+        remove.Bind(1, BytesOf(key));
+        PC_RETURN_IF_ERROR(remove.Run());
+        break;
+      case ChangeKind::kSetPin:
+        set_pin.Bind(1, BytesOf(key));
+        set_pin.Bind(2, int64_t{change.module.policy.pin});
+        PC_RETURN_IF_ERROR(set_pin.Run());
+        break;
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status ModuleLog::Trim() {
   PC_ASSIGN_OR_RETURN(const int64_t count,
                       db_.QueryInt("SELECT COUNT(*) FROM modules"));
   const int64_t excess = count - static_cast<int64_t>(options_.max_modules);
-  if (excess > 0) {
-    PC_ASSIGN_OR_RETURN(
-        SqliteStatement trim,
-        db_.Prepare("DELETE FROM modules WHERE key IN (SELECT key FROM modules "
-                    "ORDER BY commit_time_us, key LIMIT ?1)"));
-    trim.Bind(1, excess);
-    PC_RETURN_IF_ERROR(trim.Run());
-  }
-  return transaction.Commit();
+  if (excess <= 0) return absl::OkStatus();
+  PC_ASSIGN_OR_RETURN(
+      SqliteStatement trim,
+      db_.Prepare("DELETE FROM modules WHERE key IN (SELECT key FROM modules "
+                  "ORDER BY commit_time_us, key LIMIT ?1)"));
+  trim.Bind(1, excess);
+  return trim.Run();
 }
 
 absl::StatusOr<std::vector<ModuleRecord>> ModuleLog::Load(SqliteDb* db) {

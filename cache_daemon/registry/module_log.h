@@ -41,8 +41,10 @@ class ModuleLog {
   ModuleLog(const ModuleLog&) = delete;
   ModuleLog& operator=(const ModuleLog&) = delete;
 
-  // A module was committed, or what is known of it changed (pin, policy).
+  // A module was committed.
   void Put(const ModuleRecord& module) ABSL_LOCKS_EXCLUDED(mu_);
+  // An operator pinned or unpinned it. No effect on one that is not known.
+  void SetPin(const ModuleKey& key, bool pin) ABSL_LOCKS_EXCLUDED(mu_);
   // Forget it: a restarted daemon will not know it.
   void Remove(const ModuleKey& key) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until everything queued before the call is on disk; the error of a
@@ -53,17 +55,21 @@ class ModuleLog {
   static absl::StatusOr<std::vector<ModuleRecord>> Load(SqliteDb* db);
 
  private:
+  enum class ChangeKind { kPut, kRemove, kSetPin };
   struct Change {
-    bool remove = false;
-    ModuleRecord module;
+    ChangeKind kind = ChangeKind::kPut;
+    ModuleRecord module;  // of kSetPin only policy.pin
   };
   using Changes = absl::flat_hash_map<ModuleKey, Change>;
 
   ModuleLog(const Options& options, SqliteDb db);
-  void Enqueue(const ModuleKey& key, Change change) ABSL_LOCKS_EXCLUDED(mu_);
+  void Enqueue(const ModuleKey& key, Change change)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   Changes TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Write(const Changes& batch);
+  absl::Status WriteChanges(const Changes& batch);
+  absl::Status Trim();
 
   // Const after construction.
   const Options options_;

@@ -91,6 +91,20 @@ TEST_F(ModuleLogTest, TheLastChangeOfAModuleWins) {
   EXPECT_EQ(Flushed().size(), 1u);
 }
 
+TEST_F(ModuleLogTest, APinChangesNothingElse) {
+  Open();
+  ModuleRecord module = FullModule();
+  log().Put(module);
+  log().SetPin(module.key, false);  // while it is queued
+  EXPECT_FALSE(Flushed().front().policy.pin);
+  EXPECT_EQ(Flushed().front().path, module.path);
+  log().SetPin(module.key, true);
+  EXPECT_TRUE(Flushed().front().policy.pin);
+  EXPECT_EQ(Flushed().front().parts, module.parts);
+  log().SetPin(Sha256Of("unknown"), true);
+  EXPECT_EQ(Flushed().size(), 1u);
+}
+
 TEST_F(ModuleLogTest, MoreThanABatchIsWrittenInSeveral) {
   Open({.max_batch = 3, .flush_interval = absl::Hours(1)});
   for (int i = 0; i < 20; ++i) {
