@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cache_daemon/core/requests.h"
+#include "cache_daemon/core/types.h"
+#include "cache_daemon/registry/records.h"
+#include "common/kv_layout.h"
+#include "promptcache/node/v1/node.pb.h"
+#include "promptcache/v1/cache.pb.h"
+#include "promptcache/v1/schema.pb.h"
+
+// Between protos and the core's values. What comes from a client is checked
+// here for being well-formed: InvalidArgument names the field and the numbers.
+namespace promptcache::daemon {
+
+inline constexpr size_t kMaxKeysPerAcquire = 8192;
+
+absl::StatusOr<KvLayout> FromProto(const node::v1::KvLayout& proto);
+
+// Paths point into `request`.
+absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
+    const node::v1::AcquireRequest& request);
+// `shape` says how many of the flat page sums are each reservation's.
+absl::StatusOr<std::vector<CommitModule>> ModulesFromProto(
+    const node::v1::CommitRequest& request, const PageShape& shape);
+absl::StatusOr<PolicyRecord> FromProto(const v1::CachePolicy& proto);
+absl::StatusOr<std::map<std::string, PolicyRecord>> FromProto(
+    const google::protobuf::Map<std::string, v1::CachePolicy>& proto);
+absl::StatusOr<ModuleFilter> FromProto(const v1::ModuleFilter& proto);
+
+CachePolicy ToCore(const PolicyRecord& record);
+PolicyRecord ToRecord(const CachePolicy& policy);
+
+node::v1::AcquireReply ToProto(uint64_t request_id,
+                               const AcquireResult& result);
+node::v1::PendingResolved ToProto(const PendingResolved& resolved);
+v1::CachePolicy ToProto(const PolicyRecord& record);
+v1::Schema ToProto(const SchemaRecord& record);
+v1::Module ToProto(const ModuleInfo& info);
+v1::CacheStats ToProto(const CacheStats& stats);
+v1::CacheEvent ToProto(const CacheEvent& event);
+
+// What the registry keeps of a committed module, and back.
+ModuleRecord ToRecord(const CommitModule& module, const CommitResult& result,
+                      const IdentityParts& parts, uint64_t num_bytes,
+                      absl::Time now);
+ModuleInfo ToInfo(const ModuleRecord& record);
+
+}  // namespace promptcache::daemon

@@ -1,0 +1,384 @@
+#include "cache_daemon/service/session_reactor.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cache_daemon/service/proto_convert.h"
+#include "common/rpc/grpc_status.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+
+namespace promptcache::daemon {
+namespace {
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxPendingParts = 65536;
+
+// Which request a failure answers; 0 for those that are not answered.
+uint64_t RequestId(const node::v1::SessionRequest& request) {
+  if (request.has_acquire()) return request.acquire().request_id();
+  if (request.has_commit()) return request.commit().request_id();
+  return 0;
+}
+
+}  // namespace
+
+bool SessionHub::Add(std::shared_ptr<SessionReactor> session) {
+  MutexLock lock(&mu_);
+  if (closed_ || sessions_.size() >= max_sessions_) return false;
+  const SessionReactor* key = session.get();
+  sessions_[key] = std::move(session);
+  return true;
+}
+
+void SessionHub::Remove(const SessionReactor* session) {
+  std::shared_ptr<SessionReactor> removed;  // dropped after the lock
+  MutexLock lock(&mu_);
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) return;
+  removed = std::move(found->second);
+  sessions_.erase(found);
+}
+
+std::vector<std::shared_ptr<SessionReactor>> SessionHub::All() const {
+  MutexLock lock(&mu_);
+  std::vector<std::shared_ptr<SessionReactor>> all;
+  all.reserve(sessions_.size());
+  for (const auto& [key, session] : sessions_) all.push_back(session);
+  return all;
+}
+
+void SessionHub::TellSchemaChanged(const std::string& name, uint64_t revision) {
+  node::v1::SessionResponse response;
+  response.mutable_schema_changed()->set_name(name);
+  response.mutable_schema_changed()->set_revision(revision);
+  for (const auto& session : All()) session->Push(response);
+}
+
+void SessionHub::EndAll() {
+  {
+    MutexLock lock(&mu_);
+    closed_ = true;
+  }
+  for (const auto& session : All()) {
+    session->End(absl::UnavailableError("the cache daemon shuts down"));
+  }
+}
+
+SessionReactor* SessionReactor::Start(const SessionDeps* deps,
+                                      grpc::CallbackServerContext* context) {
+  std::shared_ptr<SessionReactor> reactor(new SessionReactor(deps, context));
+  SessionReactor* raw = reactor.get();
+  raw->self_ = reactor;
+  if (deps->hub->Add(std::move(reactor))) {
+    raw->StartRead(&raw->read_);
+  } else {
+    raw->End(absl::ResourceExhaustedError(
+        "the cache daemon has no room for another session"));
+  }
+  return raw;
+}
+
+void SessionReactor::Push(const node::v1::SessionResponse& response) {
+  {
+    MutexLock lock(&mu_);
+    // Nothing comes before the welcome.
+    if (session_ == SessionId{} || Enqueue(response)) return;
+  }
+  End(absl::ResourceExhaustedError("the worker does not read its answers"),
+      /*cut_off=*/true);
+}
+
+bool SessionReactor::Enqueue(node::v1::SessionResponse response) {
+  if (ended_) return true;  // nobody is there to miss it
+  queued_bytes_ += response.ByteSizeLong();
+  writes_.push_back(std::move(response));
+  if (writes_.size() > deps_.max_queued_messages ||
+      queued_bytes_ > deps_.max_queued_bytes) {
+    return false;
+  }
+  WriteNext();
+  return true;
+}
+
+void SessionReactor::WriteNext() {
+  if (writing_ || ended_ || writes_.empty()) return;
+  write_ = std::move(writes_.front());
+  writes_.pop_front();
+  queued_bytes_ -= write_.ByteSizeLong();
+  writing_ = true;
+  StartWrite(&write_);
+}
+
+void SessionReactor::End(const absl::Status& status, bool cut_off) {
+  // Finish lets OnDone come, which drops the last reference but this one.
+  const std::shared_ptr<SessionReactor> self = shared_from_this();
+  SessionId session;
+  {
+    MutexLock lock(&mu_);
+    if (ended_) return;
+    ended_ = true;
+    session = session_;
+    writes_.clear();
+    held_back_.clear();
+    if (cut_off) context_->TryCancel();
+    // Under the lock, so that no write is started after it.
+    Finish(rpc::ToGrpcStatus(status));
+  }
+  deps_.hub->Remove(this);
+  const std::string why =
+      status.ok() ? "closed by the worker" : std::string(status.message());
+  if (session != SessionId{}) {
+    deps_.cache->CloseSession(session, why);
+    LOG(INFO) << "session " << static_cast<uint64_t>(session)
+              << " ended: " << why;
+  } else if (!status.ok()) {
+    LOG(WARNING) << "a session was refused: " << why;
+  }
+}
+
+void SessionReactor::OnReadDone(bool ok) {
+  if (!ok) {
+    End(absl::OkStatus());  // half-closed, or the connection is gone
+    return;
+  }
+  const absl::Status status = Handle(read_);
+  if (!status.ok()) {
+    if (open_session_ == SessionId{} || read_.has_hello()) {
+      End(status);
+      return;
+    }
+    node::v1::SessionResponse response;
+    node::v1::RequestFailed* failed = response.mutable_request_failed();
+    failed->set_request_id(RequestId(read_));
+    failed->set_code(static_cast<int32_t>(status.code()));
+    failed->set_message(std::string(status.message()));
+    Push(response);
+  }
+  MutexLock lock(&mu_);
+  if (!ended_) StartRead(&read_);
+}
+
+void SessionReactor::OnWriteDone(bool ok) {
+  if (!ok) {
+    End(absl::UnavailableError("the connection is gone"));
+    return;
+  }
+  MutexLock lock(&mu_);
+  writing_ = false;
+  WriteNext();
+}
+
+void SessionReactor::OnCancel() {
+  End(absl::CancelledError("the connection is gone"));
+}
+
+void SessionReactor::OnDone() {
+  const std::shared_ptr<SessionReactor> self = std::move(self_);
+}
+
+absl::Status SessionReactor::Handle(const node::v1::SessionRequest& request) {
+  using Message = node::v1::SessionRequest::MessageCase;
+  const bool open = open_session_ != SessionId{};
+  if (open == request.has_hello()) {
+    return absl::FailedPreconditionError(
+        open ? "a second hello" : "the first message must be a hello");
+  }
+  switch (request.message_case()) {
+    case Message::kHello:
+      return HandleHello(request.hello());
+    case Message::kAcquire:
+      return HandleAcquire(request.acquire());
+    case Message::kCommit:
+      return HandleCommit(request.commit());
+    case Message::kRelease:
+      return deps_.cache->Release(open_session_,
+                                  LeaseId{request.release().lease_id()});
+    case Message::kAbort: {
+      std::vector<ReservationId> ids;
+      for (const uint64_t id : request.abort().reservation_ids()) {
+        ids.push_back(ReservationId{id});
+      }
+      return deps_.cache->Abort(open_session_, ids);
+    }
+    case Message::kReportCorruption:
+      return HandleReport(request.report_corruption());
+    case Message::kReportUse:
+      deps_.cache->ReportUse(request.report_use().cached_tokens(),
+                             request.report_use().created_tokens(),
+                             request.report_use().fresh_tokens());
+      return absl::OkStatus();
+    case Message::MESSAGE_NOT_SET:
+      break;
+  }
+  return absl::UnimplementedError("a message that this daemon does not know");
+}
+
+absl::StatusOr<SessionId> SessionReactor::OpenSession(
+    const node::v1::Hello& hello) {
+  if (hello.protocol_version() != kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("protocol version ", hello.protocol_version(),
+                     ", this daemon speaks ", kProtocolVersion));
+  }
+  if (hello.worker_id().size() > kMaxNameBytes ||
+      hello.model().size() > kMaxNameBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "worker_id and model have at most ", kMaxNameBytes, " bytes each"));
+  }
+  PC_ASSIGN_OR_RETURN(const KvLayout layout, FromProto(hello.layout()));
+  PC_ASSIGN_OR_RETURN(PeerProcess peer,
+                      deps_.fd_server->RedeemToken(hello.token()));
+  PC_ASSIGN_OR_RETURN(
+      const ProcessId process,
+      deps_.processes->Watch(std::move(peer.pidfd), peer.credentials.pid));
+  shape_ = {.page_bytes = layout.page_bytes(),
+            .page_tokens = layout.page_tokens};
+  // Called while the session is open, and once more at most after.
+  auto resolved = [weak = weak_from_this()](const PendingResolved& what) {
+    if (const auto self = weak.lock()) self->OnResolved(what);
+  };
+  return deps_.cache->OpenSession({.worker_id = hello.worker_id(),
+                                   .model = hello.model(),
+                                   .shape = shape_,
+                                   .process = process,
+                                   .on_resolved = std::move(resolved)});
+}
+
+absl::Status SessionReactor::HandleHello(const node::v1::Hello& hello) {
+  PC_ASSIGN_OR_RETURN(open_session_, OpenSession(hello));
+  node::v1::SessionResponse response;
+  node::v1::Welcome* welcome = response.mutable_welcome();
+  const PagePool& pool = deps_.cache->pool();
+  welcome->set_session_id(static_cast<uint64_t>(open_session_));
+  welcome->set_page_bytes(shape_.page_bytes);
+  welcome->set_generations_stride(pool.generations_stride());
+  for (uint32_t segment = 0; segment < pool.num_segments(); ++segment) {
+    welcome->add_segment_ids(segment);
+    welcome->add_segment_tiers(static_cast<v1::Tier>(pool.tier(segment)));
+  }
+  welcome->set_daemon_id(deps_.daemon_id);
+  {
+    MutexLock lock(&mu_);
+    if (!ended_) {
+      session_ = open_session_;
+      LOG(INFO) << "session " << welcome->session_id() << " of worker "
+                << hello.worker_id() << ", model " << hello.model()
+                << ", pages of " << shape_.page_bytes << " bytes";
+      Enqueue(std::move(response));
+      return absl::OkStatus();
+    }
+  }
+  // Ended while it was being opened: End did not know of it.
+  deps_.cache->CloseSession(open_session_, "ended while it was opened");
+  return absl::OkStatus();
+}
+
+absl::Status SessionReactor::HandleAcquire(
+    const node::v1::AcquireRequest& request) {
+  PC_ASSIGN_OR_RETURN(const std::vector<AcquireKey> keys,
+                      KeysFromProto(request));
+  const uint64_t request_id = request.request_id();
+  {
+    MutexLock lock(&mu_);
+    acquiring_ = request_id;
+  }
+  const std::string& domain = request.isolation_domain();
+  const absl::StatusOr<AcquireResult> result = deps_.cache->Acquire(
+      open_session_,
+      {.request_id = request_id,
+       .keys = keys,
+       .reserve_missing = request.reserve_missing(),
+       .want_page_sums = request.want_page_sums(),
+       .schema = request.schema(),
+       .isolation_domain = domain.empty() ? std::string_view("default")
+                                          : std::string_view(domain)});
+  node::v1::SessionResponse response;
+  if (result.ok()) {
+    *response.mutable_acquire() = ToProto(request_id, *result);
+    if (parts_.size() > kMaxPendingParts) parts_.clear();
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (result->modules[i].outcome == Outcome::kReserved ||
+          result->modules[i].outcome == Outcome::kPending) {
+        parts_[keys[i].key] = keys[i].parts;
+      }
+    }
+  }
+  bool fits = true;
+  {
+    MutexLock lock(&mu_);
+    acquiring_.reset();
+    if (result.ok()) fits = Enqueue(std::move(response));
+    for (auto& held : std::exchange(held_back_, {})) {
+      fits = Enqueue(std::move(held)) && fits;
+    }
+  }
+  if (!fits) {
+    End(absl::ResourceExhaustedError("the worker does not read its answers"),
+        /*cut_off=*/true);
+  }
+  return result.status();
+}
+
+void SessionReactor::OnResolved(const PendingResolved& resolved) {
+  node::v1::SessionResponse response;
+  *response.mutable_pending_resolved() = ToProto(resolved);
+  {
+    MutexLock lock(&mu_);
+    if (acquiring_ == resolved.request_id) {
+      held_back_.push_back(std::move(response));
+      return;
+    }
+  }
+  Push(response);
+}
+
+absl::Status SessionReactor::HandleCommit(
+    const node::v1::CommitRequest& request) {
+  PC_ASSIGN_OR_RETURN(const std::vector<CommitModule> modules,
+                      ModulesFromProto(request, shape_));
+  PC_ASSIGN_OR_RETURN(const std::vector<CommitResult> results,
+                      deps_.cache->Commit(open_session_, modules));
+  node::v1::SessionResponse response;
+  response.mutable_commit()->set_request_id(request.request_id());
+  for (const CommitResult& result : results) {
+    response.mutable_commit()->add_committed(result.committed);
+  }
+  Push(response);
+  Record(modules, results);
+  return absl::OkStatus();
+}
+
+void SessionReactor::Record(const std::vector<CommitModule>& modules,
+                            const std::vector<CommitResult>& results) {
+  const absl::Time now = deps_.clock->Now();
+  for (size_t i = 0; i < modules.size(); ++i) {
+    if (!results[i].committed) continue;
+    IdentityParts parts{};
+    if (const auto found = parts_.find(results[i].key); found != parts_.end()) {
+      parts = found->second;
+      parts_.erase(found);
+    }
+    const uint64_t num_bytes =
+        shape_.PagesFor(modules[i].metadata.num_tokens) * shape_.page_bytes;
+    deps_.module_log->Put(
+        ToRecord(modules[i], results[i], parts, num_bytes, now));
+  }
+}
+
+absl::Status SessionReactor::HandleReport(
+    const node::v1::ReportCorruption& report) {
+  PC_ASSIGN_OR_RETURN(const ModuleKey key, Digest::FromBytes(report.key()));
+  // Reads the module's pages. Dropped when too many wait: the module is found
+  // again by whoever loads it next.
+  deps_.tasks->Add(
+      [cache = deps_.cache, key, generation = report.generation()] {
+        if (cache->ReportCorruption(key, generation)) {
+          LOG(ERROR) << "module " << key.ToHex() << " is corrupt";
+        }
+      });
+  return absl::OkStatus();
+}
+
+}  // namespace promptcache::daemon
