@@ -1,0 +1,155 @@
+// promptcache-daemon: owns the cached KV of one node.
+
+#include <malloc.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "cache_daemon/service/daemon_server.h"
+#include "common/byte_size.h"
+#include "common/clock.h"
+#include "common/default_paths.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+
+using promptcache::ByteSize;
+using promptcache::daemon::DaemonServer;
+
+ABSL_FLAG(std::string, socket, promptcache::DefaultDaemonSocket(),
+          "Unix socket for workers; <socket>.fd and <socket>.lock lie beside");
+ABSL_FLAG(std::string, listen, "127.0.0.1:7071",
+          "host:port for operators (CacheService); port 0: any; empty: none");
+ABSL_FLAG(bool, insecure_listen, false,
+          "allow --listen on other addresses than loopback, without TLS");
+ABSL_FLAG(std::string, port_file, "",
+          "file that gets the TCP port, once it is served");
+ABSL_FLAG(std::vector<std::string>, allow_uids, {},
+          "user ids that may connect besides the daemon's own user and group");
+ABSL_FLAG(std::vector<std::string>, allow_gids, {},
+          "group ids that may connect, likewise");
+ABSL_FLAG(uint32_t, max_sessions, 256, "workers at once");
+ABSL_FLAG(ByteSize, device_bytes, (ByteSize{uint64_t{1} << 30}),
+          "device tier: KV that workers read in place");
+ABSL_FLAG(ByteSize, host_bytes, ByteSize{0},
+          "host tier; without a GPU it is the same memory as the device tier");
+ABSL_FLAG(ByteSize, segment_bytes, (ByteSize{uint64_t{64} << 20}),
+          "size of one exported allocation");
+ABSL_FLAG(std::string, db, promptcache::DefaultRegistryPath(),
+          "file of the registry (SQLite): schemas and known modules");
+ABSL_FLAG(absl::Duration, default_ttl, absl::Hours(24),
+          "how long an unused module stays, when nobody says otherwise; inf: "
+          "for ever");
+ABSL_FLAG(ByteSize, pin_budget_bytes, (ByteSize{uint64_t{256} << 20}),
+          "most bytes that pins may hold");
+
+namespace {
+
+absl::StatusOr<std::vector<uint32_t>> ParseIds(
+    const char* flag, const std::vector<std::string>& texts) {
+  std::vector<uint32_t> ids;
+  for (const std::string& text : texts) {
+    uint32_t id = 0;
+    if (!absl::SimpleAtoi(text, &id)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag, ": \"", text, "\" is not a number"));
+    }
+    ids.push_back(id);
+  }
+  return ids;
+}
+
+absl::StatusOr<DaemonServer::Options> OptionsFromFlags() {
+  DaemonServer::Options options;
+  options.socket_path = absl::GetFlag(FLAGS_socket);
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.insecure_listen = absl::GetFlag(FLAGS_insecure_listen);
+  PC_ASSIGN_OR_RETURN(options.allowed_uids,
+                      ParseIds("allow_uids", absl::GetFlag(FLAGS_allow_uids)));
+  PC_ASSIGN_OR_RETURN(options.allowed_gids,
+                      ParseIds("allow_gids", absl::GetFlag(FLAGS_allow_gids)));
+  options.max_sessions = absl::GetFlag(FLAGS_max_sessions);
+  options.pool.device_bytes = absl::GetFlag(FLAGS_device_bytes).num_bytes;
+  options.pool.host_bytes = absl::GetFlag(FLAGS_host_bytes).num_bytes;
+  options.pool.segment_bytes = absl::GetFlag(FLAGS_segment_bytes).num_bytes;
+  options.cache.default_ttl = absl::GetFlag(FLAGS_default_ttl);
+  options.cache.pin_budget_bytes =
+      absl::GetFlag(FLAGS_pin_budget_bytes).num_bytes;
+  options.registry.path = absl::GetFlag(FLAGS_db);
+  PC_RETURN_IF_ERROR(options.Validate());
+  return options;
+}
+
+// Renamed into place, so that nobody reads half of it.
+absl::Status WritePortFile(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string part = path + ".part";
+  std::ofstream out(part);
+  out << port << '\n';
+  out.close();
+  if (!out || std::rename(part.c_str(), path.c_str()) != 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("port file ", path));
+  }
+  return absl::OkStatus();
+}
+
+int Fail(const absl::Status& status, int exit_code) {
+  LOG(ERROR) << status.message();
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
+  absl::SetProgramUsageMessage(
+      "promptcache-daemon: keeps cached attention states of this node in "
+      "memory, for any number of workers.\nStops on SIGTERM and SIGINT.");
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    std::cerr << "unexpected argument: " << rest[1] << "\n";
+    return 2;
+  }
+  // Large messages would be mapped and faulted anew each time.
+  ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 128 << 20);
+  // Before any thread is there: all of them inherit it.
+  sigset_t ending;
+  sigemptyset(&ending);
+  sigaddset(&ending, SIGTERM);
+  sigaddset(&ending, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+
+  const absl::StatusOr<DaemonServer::Options> options = OptionsFromFlags();
+  if (!options.ok()) return Fail(options.status(), 2);
+  LOG(INFO) << "promptcache-daemon " << options->ToString();
+  const promptcache::RealClock clock;
+  const auto server = DaemonServer::Create(*options, &clock);
+  if (!server.ok()) return Fail(server.status(), 1);
+  const absl::Status written =
+      WritePortFile(absl::GetFlag(FLAGS_port_file), (*server)->listen_port());
+  if (!written.ok()) return Fail(written, 1);
+  LOG(INFO) << "serving workers on " << options->socket_path
+            << ", operators on port " << (*server)->listen_port()
+            << ", as daemon " << (*server)->daemon_id();
+  int signal_number = 0;
+  sigwait(&ending, &signal_number);
+  LOG(INFO) << "signal " << signal_number << ": stopping";
+  (*server)->Shutdown();
+  LOG(INFO) << "stopped";
+  return 0;
+}
