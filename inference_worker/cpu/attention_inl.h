@@ -127,20 +127,24 @@ class Attention {
     }
   }
 
+  // Few rows: waiting for memory is most of the work.
+  void Prefetch(const std::byte* row) const {
+    for (uint32_t at = 0; at < task_.head_dim * sizeof(uint16_t); at += 64) {
+      __builtin_prefetch(row + task_.key_offset + at, 0, 2);
+      __builtin_prefetch(row + task_.value_offset + at, 0, 2);
+    }
+  }
+
   // Addresses of a tile's tokens, then keys and values as fp32. Tokens that
   // are not there are zeros, never memory beyond the view.
   void Unpack(const KvView& view, uint32_t first, uint32_t tokens) {
     const std::byte* rows[kTileTokens];
-    uint32_t page = (view.first_token + first) / task_.page_tokens;
-    uint32_t slot = (view.first_token + first) % task_.page_tokens;
-    const size_t token_bytes = task_.head_dim * sizeof(uint16_t);
-    for (uint32_t t = 0; t < tokens; ++t) {
-      rows[t] = view.pages[page] + slot * token_bytes;
-      if (++slot == task_.page_tokens) {
-        slot = 0;
-        ++page;
-      }
+    if (packed_rows_ <= 16) {
+      ForTokens(view, first + kTileTokens, kTileTokens,
+                [this](uint32_t, const std::byte* row) { Prefetch(row); });
     }
+    ForTokens(view, first, tokens,
+              [&rows](uint32_t t, const std::byte* row) { rows[t] = row; });
     UnpackKeys(rows, tokens);
     for (uint32_t t = 0; t < tokens; ++t) {
       const auto* v =
@@ -148,6 +152,23 @@ class Attention {
       float* const out = values_ + t * size_t{task_.head_dim};
       for (uint32_t d = 0; d < task_.head_dim; d += kLanes) {
         S::Store(out + d, S::LoadBf16(v + d));
+      }
+    }
+  }
+
+  // body(t, address of the token in its page) for tokens first + t of the view,
+  // t < tokens, as far as there are any.
+  template <class Body>
+  void ForTokens(const KvView& view, uint32_t first, uint32_t tokens,
+                 Body body) const {
+    uint32_t page = (view.first_token + first) / task_.page_tokens;
+    uint32_t slot = (view.first_token + first) % task_.page_tokens;
+    const size_t token_bytes = task_.head_dim * sizeof(uint16_t);
+    for (uint32_t t = 0; t < tokens && first + t < view.num_tokens; ++t) {
+      body(t, view.pages[page] + slot * token_bytes);
+      if (++slot == task_.page_tokens) {
+        slot = 0;
+        ++page;
       }
     }
   }
@@ -243,6 +264,7 @@ class Attention {
   // Turns a row's logits into weights and updates its maximum and sum. Returns
   // what its earlier sums are to be multiplied with.
   static float Softmax(float* weights, uint32_t limit, float* state) {
+    if (limit == kTileTokens) return SoftmaxWholeTile(weights, state);
     if (limit == 0) return 1.0f;
     const F none = S::Set1(-__builtin_inff());
     F maxima = none;
@@ -254,10 +276,7 @@ class Attention {
       const F masked = S::KeepFirst(S::Load(weights + t), limit - t, none);
       maxima = S::Max(maxima, masked);
     }
-    const float old_maximum = state[0];
-    const float tile_maximum = S::ReduceMax(maxima);
-    const float maximum =
-        tile_maximum > old_maximum ? tile_maximum : old_maximum;
+    const float maximum = Larger(S::ReduceMax(maxima), state[0]);
     F sums = S::Zero();
     const F shift = S::Set1(maximum);
     for (t = 0; t < limit; t += kLanes) {
@@ -268,9 +287,42 @@ class Attention {
       S::Store(weights + t, weight);
       sums = S::Add(sums, weight);
     }
-    const float factor = RescaleFactor(old_maximum, maximum);
+    return UpdateState(maximum, S::ReduceAdd(sums), state);
+  }
+
+  // The same in the same order, without a branch.
+  static float SoftmaxWholeTile(float* weights, float* state) {
+    constexpr int kWide = kTileTokens / kLanes;
+    F maxima[4];
+    PROMPTCACHE_UNROLL
+    for (int v = 0; v < 4; ++v) maxima[v] = S::Load(weights + v * kLanes);
+    PROMPTCACHE_UNROLL
+    for (int v = 4; v < kWide; ++v) {
+      maxima[v % 4] = S::Max(maxima[v % 4], S::Load(weights + v * kLanes));
+    }
+    const float maximum =
+        Larger(S::ReduceMax(S::Max(S::Max(maxima[0], maxima[1]),
+                                   S::Max(maxima[2], maxima[3]))),
+               state[0]);
+    F sums = S::Zero();
+    const F shift = S::Set1(maximum);
+    PROMPTCACHE_UNROLL
+    for (int v = 0; v < kWide; ++v) {
+      const F weight = E::Exp2(S::Sub(S::Load(weights + v * kLanes), shift));
+      S::Store(weights + v * kLanes, weight);
+      sums = S::Add(sums, weight);
+    }
+    return UpdateState(maximum, S::ReduceAdd(sums), state);
+  }
+
+  static float Larger(float tile_maximum, float maximum) {
+    return tile_maximum > maximum ? tile_maximum : maximum;
+  }
+
+  static float UpdateState(float maximum, float sum, float* state) {
+    const float factor = RescaleFactor(state[0], maximum);
     state[0] = maximum;
-    state[1] = state[1] * factor + S::ReduceAdd(sums);
+    state[1] = state[1] * factor + sum;
     return factor;
   }
 

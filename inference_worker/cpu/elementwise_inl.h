@@ -137,27 +137,47 @@ struct Elementwise {
       const float* const sines = cosines + pairs;
       const float sign = negative ? -1.0f : 1.0f;
       if (rope.interleaved) {
-        RotatePairs<2>(x, cosines, sines, sign, scale, pairs, 1, out);
+        RotateInterleaved(x, cosines, sines, sign, scale, pairs, out);
       } else {
-        RotatePairs<1>(x, cosines, sines, sign, scale, pairs, pairs, out);
+        RotatePairs(x, x + pairs, cosines, sines, sign, scale, pairs, out,
+                    out + pairs);
       }
     }
     for (uint32_t i = 2 * pairs; i < head_dim; ++i) out[i] = x[i] * scale;
   }
 
-  template <uint32_t kStep>
   static void RotatePairs(const float* __restrict__ x,
+                          const float* __restrict__ y,
                           const float* __restrict__ cosines,
                           const float* __restrict__ sines, float sign,
-                          float scale, uint32_t pairs, uint32_t partner,
-                          float* __restrict__ out) {
+                          float scale, uint32_t pairs,
+                          float* __restrict__ x_out,
+                          float* __restrict__ y_out) {
     for (uint32_t i = 0; i < pairs; ++i) {
-      const float a = x[i * kStep];
-      const float b = x[i * kStep + partner];
-      const float c = cosines[i];
       const float s = sines[i] * sign;
-      out[i * kStep] = (a * c - b * s) * scale;
-      out[i * kStep + partner] = (b * c + a * s) * scale;
+      x_out[i] = (x[i] * cosines[i] - y[i] * s) * scale;
+      y_out[i] = (y[i] * cosines[i] + x[i] * s) * scale;
+    }
+  }
+
+  // By way of halves: the compiler then makes vectors of all three loops.
+  static void RotateInterleaved(const float* __restrict__ x,
+                                const float* cosines, const float* sines,
+                                float sign, float scale, uint32_t pairs,
+                                float* __restrict__ out) {
+    float even[kMaxHeadDim / 2];
+    float odd[kMaxHeadDim / 2];
+    float even_out[kMaxHeadDim / 2];
+    float odd_out[kMaxHeadDim / 2];
+    for (uint32_t i = 0; i < pairs; ++i) {
+      even[i] = x[2 * i];
+      odd[i] = x[2 * i + 1];
+    }
+    RotatePairs(even, odd, cosines, sines, sign, scale, pairs, even_out,
+                odd_out);
+    for (uint32_t i = 0; i < pairs; ++i) {
+      out[2 * i] = even_out[i];
+      out[2 * i + 1] = odd_out[i];
     }
   }
 
