@@ -109,10 +109,13 @@ std::optional<MoveTicket> CacheState::BeginPromotion(absl::Time now,
 
 std::optional<MoveTicket> CacheState::Demote(Entry* entry, absl::Time now,
                                              Effects* effects) {
+  const ModuleKey key = entry->key;
   if (!MakeRoom(Tier::kHost, entry->num_pages, entry->shape.page_bytes, now,
                 effects)) {
     return std::nullopt;
   }
+  // Making room also lets expire what is due: perhaps this one.
+  if (FindVisible(key) != entry) return std::nullopt;
   return StartMove(entry, Tier::kHost);
 }
 
