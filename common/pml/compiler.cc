@@ -44,6 +44,35 @@ int32_t FindAny(const SchemaTree& tree, const std::string& path) {
              : static_cast<int32_t>(it - tree.modules.begin());
 }
 
+// Where the module's last token stands at the earliest, plus one: after the
+// preamble, in its block.
+int64_t EndInPlan(const SchemaTree& tree, int32_t index) {
+  int64_t end = 0;
+  const SchemaModule& m = tree.modules[static_cast<size_t>(index)];
+  for (const Piece& piece : m.pieces) {
+    if (piece.tokens.empty()) continue;
+    end = piece.offset + static_cast<int64_t>(piece.tokens.size());
+  }
+  if (index == 0) return end;
+  for (int32_t i = index; i >= 0;) {
+    const SchemaModule& inner = tree.modules[static_cast<size_t>(i)];
+    end += inner.offset_in_parent;
+    i = inner.parent;
+  }
+  return end + tree.modules.front().length;
+}
+
+absl::Status ModulePastContext(const std::string& path, int64_t end,
+                               int32_t context_length) {
+  return PmlError{
+      .reason = "PML_CONTEXT_OVERFLOW",
+      .source = Source::kSchema,
+      .detail = absl::StrCat("module \"", path, "\" reaches position ", end,
+                             "; the model's context is ", context_length),
+      .numbers = {{"positions", end}, {"context", context_length}}}
+      .ToStatus();
+}
+
 absl::StatusOr<std::vector<bool>> WantedModules(
     const SchemaTree& tree, std::span<const std::string> paths) {
   std::vector<bool> wanted(tree.modules.size(), paths.empty());
@@ -72,7 +101,8 @@ absl::StatusOr<Plan> Compile(const Schema& schema, const Prompt& prompt,
 }
 
 absl::StatusOr<Plan> CompileWarm(const Schema& schema,
-                                 std::span<const std::string> paths) {
+                                 std::span<const std::string> paths,
+                                 int32_t context_length) {
   const SchemaTree& tree = schema.tree(/*prompt_has_roles=*/false);
   PC_ASSIGN_OR_RETURN(const std::vector<bool> wanted,
                       WantedModules(tree, paths));
@@ -80,14 +110,23 @@ absl::StatusOr<Plan> CompileWarm(const Schema& schema,
   plan.schema = tree.name;
   PlanModules modules(tree, &plan);
   for (size_t i = 0; i < tree.modules.size(); ++i) {
-    if (wanted[i] && tree.modules[i].cached) {
-      modules.Add(static_cast<int32_t>(i));
+    if (!wanted[i] || !tree.modules[i].cached) continue;
+    const int32_t index = static_cast<int32_t>(i);
+    const int64_t end = EndInPlan(tree, index);
+    if (context_length <= 0 || end <= context_length) {
+      modules.Add(index);
+    } else if (!paths.empty()) {
+      return ModulePastContext(tree.modules[i].path, end, context_length);
     }
   }
   for (const SchemaScaffold& scaffold : tree.scaffolds) {
-    const bool complete =
-        std::all_of(scaffold.modules.begin(), scaffold.modules.end(),
-                    [&](int32_t m) { return wanted[static_cast<size_t>(m)]; });
+    int64_t end = tree.modules.front().length;
+    bool complete = true;
+    for (const int32_t m : scaffold.modules) {
+      end += tree.modules[static_cast<size_t>(m)].length;
+      complete = complete && wanted[static_cast<size_t>(m)];
+    }
+    if (context_length > 0 && end > context_length) continue;
     if (!complete) continue;
     const size_t first = plan.modules.size();
     modules.AddScaffold(scaffold);

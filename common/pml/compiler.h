@@ -31,9 +31,11 @@ absl::StatusOr<Plan> Compile(const Schema& schema, const Prompt& prompt,
 // Schema::Modules(), with what their contexts need; a scaffold's co-encoded
 // members when all of them are named. Empty: every cached module and every
 // scaffold. NotFound for an unknown path, FailedPrecondition for a module with
-// cache="false".
+// cache="false". A module that no plan within `context_length` (0: any) can
+// hold is left out; when it is named, PML_CONTEXT_OVERFLOW.
 absl::StatusOr<Plan> CompileWarm(const Schema& schema,
-                                 std::span<const std::string> paths);
+                                 std::span<const std::string> paths,
+                                 int32_t context_length = 0);
 
 // Prompts without a schema: BOS and fresh text, no modules.
 absl::StatusOr<Plan> CompileText(std::string_view text,

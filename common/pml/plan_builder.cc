@@ -28,7 +28,6 @@ class Builder {
     plan_.layout = options_.layout;
     items_ = OrderPlan(prompt_, schema_.chat_template());
     EmitModule(0, /*origin=*/0);
-    FindScaffolds();
     for (const PlanItem& item : items_) {
       if (item.module < 0) {
         PC_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
@@ -41,7 +40,9 @@ class Builder {
                                     : plan_.next_position);
       }
     }
+    // First: contexts are as long as the positions before them.
     PC_RETURN_IF_ERROR(CheckContext(plan_, options_.context_length));
+    AddModules();
     plan_.exactness = ExactnessOf(plan_);
     return std::move(plan_);
   }
@@ -49,6 +50,17 @@ class Builder {
  private:
   const SchemaModule& module(int32_t index) const {
     return tree_.modules[static_cast<size_t>(index)];
+  }
+
+  // The states that cached spans name, and those that they saw.
+  void AddModules() {
+    modules_.Add(0);  // the preamble is the first
+    FindScaffolds();
+    for (PlanSpan& span : plan_.spans) {
+      if (span.kind != SpanKind::kCached) continue;
+      const int32_t states = co_encoded_[static_cast<size_t>(span.module)];
+      span.module = states >= 0 ? states : modules_.Add(span.module);
+    }
   }
 
   // Where members stand next to each other in the plan, nothing between: the
@@ -99,17 +111,12 @@ class Builder {
   // inside it.
   void EmitModule(int32_t index, int32_t origin) {
     const SchemaModule& m = module(index);
-    int32_t states = -1;
-    if (m.cached) {
-      states = co_encoded_[static_cast<size_t>(index)];
-      if (states < 0) states = modules_.Add(index);
-    }
     int32_t piece = 0;
     for (const SchemaPart& part : m.parts) {
       switch (part.kind) {
         case SchemaPart::Kind::kText:
-          EmitPiece(m, m.pieces[static_cast<size_t>(part.index)], states,
-                    origin, &piece);
+          EmitPiece(index, m.pieces[static_cast<size_t>(part.index)], origin,
+                    &piece);
           break;
         case SchemaPart::Kind::kParam:
           EmitParam(index, part.index, origin);
@@ -124,15 +131,16 @@ class Builder {
     }
   }
 
-  void EmitPiece(const SchemaModule& m, const Piece& piece, int32_t states,
-                 int32_t origin, int32_t* index) {
+  void EmitPiece(int32_t index, const Piece& piece, int32_t origin,
+                 int32_t* number) {
     if (piece.tokens.empty()) return;
+    const SchemaModule& m = module(index);
     PlanSpan span{
         .name = m.path, .start = origin + piece.offset, .tokens = piece.tokens};
     if (m.cached) {
       span.kind = SpanKind::kCached;
-      span.module = states;
-      span.piece = (*index)++;
+      span.module = index;  // of the tree, until AddModules
+      span.piece = (*number)++;
     }
     AppendSpan(std::move(span), &plan_);
   }

@@ -34,7 +34,7 @@ int32_t PlanModules::Add(int32_t index) {
   int32_t& known = index_[static_cast<size_t>(index)];
   if (known >= 0) return known;
   PlanModule added = States(m);
-  added.context = m.context;
+  added.context = tree_.ContextOf(index);
   for (ContextItem& item : added.context) {
     if (item.module >= 0) item.module = Add(item.module);
   }
@@ -52,7 +52,8 @@ std::vector<int32_t> PlanModules::AddScaffold(const SchemaScaffold& scaffold) {
       members.push_back(-1);
     } else {
       PlanModule added = States(m);
-      added.context = m.context;  // the preamble, directly before the first
+      // The preamble, directly before the first member.
+      added.context = tree_.ContextOf(index);
       for (ContextItem& item : added.context) {
         item.module = Add(item.module);
         item.offset -= before;

@@ -1,6 +1,7 @@
 #include "common/pml/plan_order.h"
 
 #include <algorithm>
+#include <list>
 #include <utility>
 
 namespace promptcache::pml {
@@ -57,10 +58,10 @@ class Order {
   const JudgedPrompt& prompt_;
   const SchemaTree& tree_;
   const ChatTemplate& template_;
-  std::vector<Role> roles_;       // by message: the schema's, then the prompt's
-  std::vector<int32_t> waiting_;  // anonymous modules not placed yet
-  int64_t last_block_ = -1;       // a step
-  int32_t open_;                  // the message that is open
+  std::vector<Role> roles_;     // by message: the schema's, then the prompt's
+  std::list<int32_t> waiting_;  // anonymous modules not placed yet, in order
+  int64_t last_block_ = -1;     // a step
+  int32_t open_;                // the message that is open
   bool any_message_;
   bool in_role_ = false;
   size_t role_begin_ = 0;        // step of the role element
@@ -153,17 +154,19 @@ void Order::PlaceBlock(size_t step) {
 
 template <typename Wanted>
 void Order::PlaceWaiting(int32_t end, const Wanted& wanted) {
-  std::vector<int32_t> left;
-  for (const int32_t index : std::exchange(waiting_, {})) {
-    if (index >= end || !wanted(module(index).message)) {
-      left.push_back(index);
+  auto next = waiting_.begin();
+  while (next != waiting_.end() && *next < end) {
+    const int32_t index = *next;
+    const int32_t message = module(index).message;
+    if (!wanted(message)) {
+      ++next;
       continue;
     }
-    SetMessage(module(index).message);
-    any_message_ |= module(index).message >= 0;
+    next = waiting_.erase(next);
+    SetMessage(message);
+    any_message_ |= message >= 0;
     Place(index);
   }
-  waiting_ = std::move(left);
 }
 
 void Order::Place(int32_t index) {

@@ -30,7 +30,6 @@ class LayOut {
       if (m.parent >= 0) {
         m.schema_start = module(m.parent).schema_start + m.offset_in_parent;
       }
-      if (m.cached) FindContext(&m);
     }
     return absl::OkStatus();
   }
@@ -153,58 +152,6 @@ class LayOut {
 
   const ChatTemplate::Markers& Markers(int32_t message) const {
     return template_.markers(tree_.messages[static_cast<size_t>(message)]);
-  }
-
-  // What m's tokens see besides its own: the preamble directly before its
-  // block, then, parent by parent, their own text and scaffold texts before it.
-  void FindContext(SchemaModule* m) {
-    if (m == &tree_.modules.front()) return;
-    if (m->parent < 0) {
-      const SchemaModule& preamble = tree_.modules.front();
-      if (preamble.num_tokens == 0) return;
-      m->context.push_back({.module = 0,
-                            .num_tokens = preamble.num_tokens,
-                            .offset = -preamble.length});
-      return;
-    }
-    m->context = module(m->parent).context;
-    for (ContextItem& item : m->context) item.offset -= m->offset_in_parent;
-    AppendOwnText(m->parent, static_cast<int32_t>(m - tree_.modules.data()),
-                  &m->context);
-  }
-
-  // The own text and the scaffold texts of module `parent` before its child.
-  void AppendOwnText(int32_t parent, int32_t child,
-                     std::vector<ContextItem>* context) {
-    const SchemaModule& owner = module(parent);
-    const int32_t shift = module(child).offset_in_parent;
-    int32_t first = 0;  // token of the owner not appended yet
-    int32_t end = 0;
-    const auto append_states = [&] {
-      if (end == first) return;
-      context->push_back({.module = parent,
-                          .first_token = first,
-                          .num_tokens = end - first,
-                          .offset = -shift});
-      first = end;
-    };
-    for (const SchemaPart& part : owner.parts) {
-      if (part.kind == SchemaPart::Kind::kText) {
-        end += static_cast<int32_t>(
-            owner.pieces[static_cast<size_t>(part.index)].tokens.size());
-      } else if (part.kind == SchemaPart::Kind::kParam) {
-        const SchemaParam& param =
-            owner.params[static_cast<size_t>(part.index)];
-        if (param.tokens.empty()) continue;
-        append_states();
-        context->push_back(
-            {.offset = param.offset - shift, .tokens = param.tokens});
-      } else if (std::find(part.modules.begin(), part.modules.end(), child) !=
-                 part.modules.end()) {
-        break;
-      }
-    }
-    append_states();
   }
 
   const Tokenizer& tokenizer_;

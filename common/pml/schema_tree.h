@@ -69,9 +69,6 @@ struct SchemaModule {
   std::vector<Piece> pieces;
   int32_t num_tokens = 0;
   Digest text_sha256;
-  // As Plan's, but `module` is an index into SchemaTree::modules. Empty for
-  // modules that are not cached.
-  std::vector<ContextItem> context;
 };
 
 // What stands at the root in document order: a union's members, or one module.
@@ -108,6 +105,11 @@ struct SchemaTree {
   // -1: none.
   int32_t Find(std::string_view path) const;
   int32_t FindParam(int32_t module, std::string_view param) const;
+
+  // What a module's tokens see besides its own, as PlanModule::context, but
+  // with indices into `modules`. Made when asked for: kept for all modules it
+  // would grow with the square of a hostile document.
+  std::vector<ContextItem> ContextOf(int32_t module) const;
 };
 
 struct SchemaSource {
