@@ -13,7 +13,7 @@ namespace promptcache::worker {
 
 struct CpuBackendOptions {
   uint32_t num_threads = 0;      // 0: all cores of the process's affinity
-  std::string kernels = "auto";  // "auto", "portable", "avx2", "avx512bf16"
+  std::string kernels = "auto";  // or a name of cpu/kernels.h
   uint32_t page_tokens = 16;
   // Called with 0..1 while weights are packed; may be empty.
   std::function<void(double)> progress;
@@ -21,7 +21,8 @@ struct CpuBackendOptions {
 
 // Loads the weights (numerics=exact: bf16 weights and KV, fp32 sums) and packs
 // them for the kernels of this processor. Does not keep the file.
-// InvalidArgument for kernels that this processor cannot run.
+// InvalidArgument for kernels that do not exist and models that they cannot
+// run; FailedPrecondition for kernels that this processor cannot run.
 absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(
     const ModelFile& file, const CpuBackendOptions& options);
 

@@ -1,0 +1,130 @@
+#include "inference_worker/engine/cpu_backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "inference_worker/engine/private_span.h"
+#include "tests/inference_worker/engine/tiny_model.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(CpuBackendTest, SaysWhatItIs) {
+  const auto backend = TinyBackend({.kernels = "portable", .threads = 3});
+  EXPECT_EQ(backend->numerics(), "exact/portable");
+  EXPECT_EQ(backend->num_threads(), 3u);
+  EXPECT_EQ(backend->vocab_size(), 333u);
+  EXPECT_EQ(backend->context_length(), 4096u);
+  EXPECT_EQ(backend->layout(), (KvLayout{.num_layers = 3,
+                                         .num_kv_heads = 2,
+                                         .head_dim = 32,
+                                         .page_tokens = 16}));
+}
+
+TEST(CpuBackendTest, ReportsProgressFromNothingToAll) {
+  std::vector<double> progress;
+  PC_ASSERT_OK(CreateCpuBackend(
+      *TinyModelFile(),
+      {.progress = [&progress](double done) { progress.push_back(done); }}));
+  EXPECT_EQ(progress.front(), 0.0);
+  EXPECT_EQ(progress.back(), 1.0);
+  EXPECT_GT(progress.size(), 3u);
+  EXPECT_TRUE(std::ranges::is_sorted(progress));
+}
+
+TEST(CpuBackendTest, RefusesOptionsAndModelsThatItCannotRun) {
+  EXPECT_THAT(
+      CreateCpuBackend(*TinyModelFile(), {.kernels = "abacus"}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("abacus")));
+  EXPECT_THAT(
+      CreateCpuBackend(*TinyModelFile(), {.page_tokens = 0}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_tokens 0")));
+  TinyLlamaSpec spec = kOddSpec;
+  spec.head_dim = 24;
+  EXPECT_THAT(CreateCpuBackend(*TinyModelFile(spec), {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("head_dim 24"), HasSubstr("16"))));
+}
+
+TEST(CpuBackendTest, AnEmptyPassIsFine) {
+  const auto backend = TinyBackend();
+  std::vector<float> logits = {1, 2};
+  PC_EXPECT_OK(backend->Forward({}, &logits));
+  EXPECT_TRUE(logits.empty());
+  const RowGroup no_rows = {.logits = LogitsWanted::kLast};
+  PC_EXPECT_OK(backend->Forward({&no_rows, 1}, &logits));
+  EXPECT_TRUE(logits.empty());
+}
+
+TEST(CpuBackendTest, ARefusedPassWritesNothing) {
+  const auto backend = TinyBackend();
+  const auto pool = Pool(*backend);
+  const std::vector<int32_t> good = RandomIds(20, 1);
+  const std::vector<int32_t> bad = {1, 333};
+  PrivateSpan a(*pool, 0);
+  PrivateSpan b(*pool, 0);
+  const RowGroup groups[] = {*a.Append(good, {}, LogitsWanted::kLast),
+                             *b.Append(bad, {}, LogitsWanted::kLast)};
+  std::vector<float> logits;
+  EXPECT_THAT(backend->Forward(groups, &logits),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("row group 1"), HasSubstr("333"))));
+  const std::byte* page = groups[0].own.pages[0];
+  const auto page_bytes =
+      static_cast<std::ptrdiff_t>(backend->layout().page_bytes());
+  EXPECT_EQ(std::count(page, page + page_bytes, std::byte{0}), page_bytes);
+}
+
+TEST(CpuBackendTest, LogitsAreInTheOrderOfGroups) {
+  const auto backend = TinyBackend();
+  const auto pool = Pool(*backend);
+  const std::vector<int32_t> ids = RandomIds(5, 2);
+  std::vector<float> all;
+  PrivateSpan first(*pool, 0);
+  PC_ASSERT_OK(first.Run(*backend, ids, {}, LogitsWanted::kAll, &all));
+  PrivateSpan a(*pool, 0);
+  PrivateSpan b(*pool, 0);
+  PrivateSpan c(*pool, 0);
+  const std::span<const int32_t> s(ids);
+  const RowGroup groups[] = {*a.Append(s.first(2), {}, LogitsWanted::kLast),
+                             *b.Append(s, {}, LogitsWanted::kNone),
+                             *c.Append(s.first(4), {}, LogitsWanted::kAll)};
+  std::vector<float> logits;
+  PC_ASSERT_OK(backend->Forward(groups, &logits));
+  const size_t vocab = backend->vocab_size();
+  ASSERT_EQ(logits.size(), 5 * vocab);
+  const std::span<const float> expected(all);
+  EXPECT_TRUE(
+      SameBits(std::span(logits).first(vocab), expected.subspan(vocab, vocab)));
+  EXPECT_TRUE(
+      SameBits(std::span(logits).subspan(vocab), expected.first(4 * vocab)));
+}
+
+TEST(PrivateSpanTest, AFailedPassDoesNotCount) {
+  const auto backend = TinyBackend();
+  const auto pool = Pool(*backend, 2);
+  PrivateSpan span(*pool, 10);
+  std::vector<float> logits;
+  const std::vector<int32_t> bad = {-1};
+  EXPECT_THAT(span.Run(*backend, bad, {}, LogitsWanted::kLast, &logits),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-1")));
+  EXPECT_EQ(span.num_tokens(), 0u);
+  EXPECT_THAT(
+      span.Run(*backend, RandomIds(33, 1), {}, LogitsWanted::kLast, &logits),
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1 of 2")));
+  EXPECT_EQ(span.num_tokens(), 0u);
+  PC_EXPECT_OK(
+      span.Run(*backend, RandomIds(32, 1), {}, LogitsWanted::kLast, &logits));
+  EXPECT_EQ(span.next_position(), 42);
+  span.Reset();
+  EXPECT_EQ(pool->free_pages(), 2u);
+}
+
+}  // namespace
+}  // namespace promptcache::worker
