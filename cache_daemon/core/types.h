@@ -9,7 +9,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/time/time.h"
-#include "common/module_key.h"
+#include "common/module_identity.h"
 
 // The words of the daemon's core. Enumerators carry the numbers of
 // promptcache.v1 and promptcache.node.v1, so that the services cast.
