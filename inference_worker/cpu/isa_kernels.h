@@ -121,5 +121,6 @@ const IsaKernels* PortableKernels();
 const IsaKernels* Avx2Kernels();
 const IsaKernels* Avx512Kernels();
 const IsaKernels* Avx512Bf16Kernels();
+const IsaKernels* AmxKernels();
 
 }  // namespace promptcache::worker::cpu

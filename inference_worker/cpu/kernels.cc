@@ -1,5 +1,8 @@
 #include "inference_worker/cpu/kernels.h"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
@@ -50,6 +53,19 @@ bool ProcessorHasAvx512Bf16() {
 #endif
 }
 
+// Linux saves the tiles' registers only for processes that ask for them.
+bool ProcessorHasAmx() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  return ProcessorHasAvx512Bf16() && __builtin_cpu_supports("amx-tile") &&
+         __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
 // vdpbf16ps does 110 GFLOP/s a core there, fp32 multiply-adds 229.
 bool ProcessorHasSlowBf16() {
 #if defined(__x86_64__)
@@ -68,11 +84,12 @@ struct Variant {
 // node must agree, since the name is part of their modules' identity.
 std::vector<Variant> Variants() {
   std::vector<Variant> variants = {
+      {AmxKernels(), ProcessorHasAmx()},
       {Avx512Bf16Kernels(), ProcessorHasAvx512Bf16()},
       {Avx512Kernels(), ProcessorHasAvx512()},
       {Avx2Kernels(), ProcessorHasAvx2()},
       {PortableKernels(), true}};
-  if (ProcessorHasSlowBf16()) std::swap(variants[0], variants[1]);
+  if (ProcessorHasSlowBf16()) std::swap(variants[1], variants[2]);
   return variants;
 }
 
@@ -116,7 +133,7 @@ GemmGrid CutGemm(const IsaKernels& isa, const PackedMatrix& weights,
 absl::StatusOr<std::unique_ptr<Kernels>> Kernels::Create(
     const Options& options) {
   bool known = options.name == "avx2" || options.name == "avx512" ||
-               options.name == "avx512bf16";
+               options.name == "avx512bf16" || options.name == "amx";
   for (const Variant& variant : Variants()) {
     if (variant.kernels == nullptr) continue;
     const bool named = options.name == variant.kernels->name;

@@ -77,7 +77,7 @@ class Kernels {
  public:
   struct Options {
     // "auto" (the fastest that runs here), or one of "portable", "avx2",
-    // "avx512", "avx512bf16".
+    // "avx512", "avx512bf16", "amx".
     std::string name = "auto";
     uint32_t num_threads = 0;  // 0: all cores of the process's affinity
   };

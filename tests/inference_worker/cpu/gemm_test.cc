@@ -48,7 +48,9 @@ constexpr double kTolerance = 2e-6;
 
 class GemmTest : public ::testing::TestWithParam<std::string> {
  protected:
-  bool RoundsActivations() const { return GetParam() == "avx512bf16"; }
+  bool RoundsActivations() const {
+    return GetParam() == "avx512bf16" || GetParam() == "amx";
+  }
 };
 
 TEST_P(GemmTest, MatchesDoublePrecisionForEveryShape) {

@@ -30,7 +30,7 @@ TEST(KernelsTest, RefusesAnUnknownNameAndOneThatCannotRunHere) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("\"neon9\": this processor runs")));
   const std::vector<std::string> names = Kernels::Runnable();
-  for (const char* name : {"avx2", "avx512", "avx512bf16"}) {
+  for (const char* name : {"avx2", "avx512", "avx512bf16", "amx"}) {
     if (std::count(names.begin(), names.end(), name) > 0) continue;
     EXPECT_THAT(
         Kernels::Create({.name = name}),
