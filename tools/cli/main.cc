@@ -1,0 +1,67 @@
+#include <signal.h>
+
+#include <iostream>
+
+#include "glog/logging.h"
+#include "tools/cli/app.h"
+#include "tools/cli/cli_status.h"
+#include "tools/cli/help_format.h"
+
+namespace {
+
+constexpr char kDescription[] =
+    "promptcache: encode the parts of prompts that repeat once, and answer "
+    "from "
+    "memory.\n\n"
+    "New here?  `promptcache demo` starts everything, answers two prompts with "
+    "and\nwithout the cache, and shows what that saves.";
+
+constexpr char kFooter[] =
+    "\nServers:    `promptcache up` starts both on this machine. The worker "
+    "answers\n            prompts (--worker), the daemon keeps the cache "
+    "(--daemon).\n"
+    "Exit codes: 0 fine; 1 what was asked about failed; 2 the command line is "
+    "wrong;\n            3 no server answers; 4 the server refused.";
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace promptcache::cli;
+  google::InitGoogleLogging(argv[0]);
+  FLAGS_logtostderr = true;
+  FLAGS_minloglevel = google::WARNING;
+  // `promptcache events | head` ends quietly.
+  ::signal(SIGPIPE, SIG_DFL);
+
+  CLI::App app(kDescription, "promptcache");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.set_version_flag("--version", "promptcache " PROMPTCACHE_VERSION);
+  Globals globals;
+  app.add_flag("--json", globals.json,
+               "print results as JSON on standard output");
+  app.add_option("--worker", globals.worker, "where the worker listens")
+      ->capture_default_str();
+  app.add_option("--daemon", globals.daemon, "where the daemon listens")
+      ->capture_default_str();
+  app.add_option("--connect-timeout", globals.connect_timeout_s,
+                 "seconds to wait for a server to answer")
+      ->capture_default_str();
+  Action action;
+  AddDemo(&app, &globals, &action);
+  AddUp(&app, &globals, &action);
+  AddSchema(&app, &globals, &action);
+  AddGenerate(&app, &globals, &action);
+  AddCount(&app, &globals, &action);
+  AddWarm(&app, &globals, &action);
+  AddCache(&app, &globals, &action);
+  AddModel(&app, &globals, &action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {  // how CLI11 says help, too
+    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  }
+  return action();
+}

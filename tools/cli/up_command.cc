@@ -1,0 +1,141 @@
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "tools/cli/app.h"
+#include "tools/cli/cli_status.h"
+#include "tools/cli/files.h"
+#include "tools/cli/local_node.h"
+#include "tools/cli/terminal.h"
+
+namespace promptcache::cli {
+namespace {
+
+struct UpFlags {
+  std::string model;
+  std::string dir;
+  std::string memory = "1GiB";
+  std::vector<std::string> daemon_args;
+  std::vector<std::string> worker_args;
+};
+
+void SayHowToTalk(const Globals& globals, const LocalNode& node) {
+  if (globals.json) {
+    std::cout << nlohmann::ordered_json{{"worker", node.worker_address()},
+                                        {"daemon", node.daemon_address()},
+                                        {"worker_pid", node.worker_pid()},
+                                        {"daemon_pid", node.daemon_pid()},
+                                        {"worker_log", node.worker_log()},
+                                        {"daemon_log", node.daemon_log()}}
+                     .dump()
+              << "\n"
+              << std::flush;
+    return;
+  }
+  // Flags are needed only where the addresses are not the usual ones.
+  const Globals usual;
+  std::string to_worker, to_daemon;
+  if (node.worker_address() != usual.worker) {
+    to_worker = " --worker " + node.worker_address();
+  }
+  if (node.daemon_address() != usual.daemon) {
+    to_daemon = " --daemon " + node.daemon_address();
+  }
+  std::cout << "worker  " << node.worker_address() << "  (log "
+            << node.worker_log() << ")\n"
+            << "daemon  " << node.daemon_address() << "  (log "
+            << node.daemon_log() << ")\n\n"
+            << "In another terminal:\n"
+            << "  promptcache" << to_worker
+            << " generate --message user:'What is a cache?'\n"
+            << "  promptcache" << to_worker << " schema put FILE\n"
+            << "  promptcache" << to_daemon << " stats --watch\n\n"
+            << "Ctrl-C ends both.\n"
+            << std::flush;
+}
+
+absl::StatusOr<LocalNode::Options> NodeOptions(const Globals& globals,
+                                               const UpFlags& flags) {
+  LocalNode::Options options;
+  auto model = FindModel(flags.model);
+  if (!model.ok()) return model.status();
+  options.model = *model;
+  options.dir = flags.dir.empty() ? DefaultStateDir() : flags.dir;
+  options.worker_listen = globals.worker;
+  options.daemon_listen = globals.daemon;
+  uint64_t memory_bytes;
+  if (!ParseBytes(flags.memory, &memory_bytes)) {
+    return UsageError(absl::StrCat("--memory ", flags.memory,
+                                   ": write a size, 512MiB or 2GiB"));
+  }
+  options.daemon_args = {absl::StrCat("--device_bytes=", memory_bytes)};
+  options.daemon_args.insert(options.daemon_args.end(),
+                             flags.daemon_args.begin(),
+                             flags.daemon_args.end());
+  options.worker_args = flags.worker_args;
+  std::error_code error;
+  std::filesystem::create_directories(options.dir, error);
+  if (error) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot make ", options.dir, ": ", error.message()));
+  }
+  ::chmod(options.dir.c_str(), 0700);
+  return options;
+}
+
+int Up(const Globals& globals, const UpFlags& flags) {
+  Interrupt interrupt;
+  auto options = NodeOptions(globals, flags);
+  if (!options.ok()) return Report(options.status(), globals.json);
+  absl::StatusOr<std::unique_ptr<LocalNode>> node;
+  {
+    ProgressBar bar("promptcache");
+    node = LocalNode::Start(*options, &interrupt, [&](const std::string& what) {
+      bar.Update(-1, what);
+    });
+  }
+  if (interrupt.happened()) return kExitOk;
+  if (!node.ok()) return Report(node.status(), globals.json);
+  SayHowToTalk(globals, **node);
+  while (interrupt.SleepFor(0.5)) {
+    if (auto status = (*node)->CheckAlive(); !status.ok()) {
+      return Report(status, globals.json);
+    }
+  }
+  if (!globals.json) std::cout << "\nended\n";
+  return kExitOk;
+}
+
+}  // namespace
+
+void AddUp(CLI::App* app, const Globals* globals, Action* action) {
+  auto flags = std::make_shared<UpFlags>();
+  CLI::App* command = app->add_subcommand(
+      "up",
+      "start a daemon and a worker on this machine, in the foreground; they "
+      "listen at --worker and --daemon (port 0: any)");
+  command->add_option("--model", flags->model,
+                      "a GGUF file; the small model that tools/fetch_model "
+                      "fetched otherwise");
+  command->add_option("--dir", flags->dir,
+                      "for socket, registry and logs "
+                      "(~/.local/state/promptcache otherwise)");
+  command
+      ->add_option("--memory", flags->memory, "for cached states: 512MiB, 2GiB")
+      ->capture_default_str();
+  command
+      ->add_option("--daemon-arg", flags->daemon_args,
+                   "a flag for promptcache-daemon, as it is; repeatable")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--worker-arg", flags->worker_args,
+                   "a flag for promptcache-worker, as it is; repeatable")
+      ->allow_extra_args(false);
+  command->callback([=] { *action = [=] { return Up(*globals, *flags); }; });
+}
+
+}  // namespace promptcache::cli
