@@ -38,6 +38,7 @@ void AddGenerate(CLI::App* app, const Globals* globals, Action* action);
 void AddCount(CLI::App* app, const Globals* globals, Action* action);
 void AddWarm(CLI::App* app, const Globals* globals, Action* action);
 void AddCache(CLI::App* app, const Globals* globals, Action* action);
+void AddPml(CLI::App* app, const Globals* globals, Action* action);
 void AddModel(CLI::App* app, const Globals* globals, Action* action);
 
 }  // namespace promptcache::cli

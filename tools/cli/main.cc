@@ -57,6 +57,7 @@ int main(int argc, char** argv) {
   AddCount(&app, &globals, &action);
   AddWarm(&app, &globals, &action);
   AddCache(&app, &globals, &action);
+  AddPml(&app, &globals, &action);
   AddModel(&app, &globals, &action);
   try {
     app.parse(argc, argv);

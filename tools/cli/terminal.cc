@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <utility>
 
@@ -65,31 +63,6 @@ std::string HumanMs(double ms) {
   if (ms >= 1000) return absl::StrFormat("%.2f s", ms / 1000);
   if (ms >= 100) return absl::StrFormat("%.0f ms", ms);
   return absl::StrFormat("%.1f ms", ms);
-}
-
-bool ParseBytes(const std::string& text, uint64_t* bytes) {
-  char* end = nullptr;
-  if (text.empty() || !std::isdigit(static_cast<unsigned char>(text[0]))) {
-    return false;
-  }
-  double value = std::strtod(text.c_str(), &end);
-  std::string unit;
-  for (; *end != '\0'; ++end) {
-    if (*end != ' ') {
-      unit += static_cast<char>(std::tolower(static_cast<unsigned char>(*end)));
-    }
-  }
-  static constexpr std::pair<const char*, double> kUnits[] = {
-      {"", 1},           {"b", 1},       {"k", 1024},        {"kib", 1024},
-      {"kb", 1e3},       {"m", 1048576}, {"mib", 1048576},   {"mb", 1e6},
-      {"g", 1073741824}, {"gb", 1e9},    {"gib", 1073741824}};
-  for (const auto& [name, factor] : kUnits) {
-    if (unit == name && value * factor < 9e18) {
-      *bytes = static_cast<uint64_t>(value * factor);
-      return true;
-    }
-  }
-  return false;
 }
 
 std::string FormatTable(const std::vector<std::vector<std::string>>& rows,

@@ -15,8 +15,6 @@ std::string WithCommas(uint64_t n);
 std::string HumanBytes(uint64_t bytes);
 // "2.31 s", "61.4 ms".
 std::string HumanMs(double ms);
-// Parses "512MiB", "2GiB", "1.5 GB", "4096". Returns false for anything else.
-bool ParseBytes(const std::string& text, uint64_t* bytes);
 
 // Columns as wide as their widest cell; numbers (cells that begin with a
 // digit) are set to the right. The first row is the head.

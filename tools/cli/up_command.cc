@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "common/byte_size.h"
 #include "tools/cli/app.h"
 #include "tools/cli/cli_status.h"
 #include "tools/cli/files.h"
@@ -67,12 +68,12 @@ absl::StatusOr<LocalNode::Options> NodeOptions(const Globals& globals,
   options.dir = flags.dir.empty() ? DefaultStateDir() : flags.dir;
   options.worker_listen = globals.worker;
   options.daemon_listen = globals.daemon;
-  uint64_t memory_bytes;
-  if (!ParseBytes(flags.memory, &memory_bytes)) {
-    return UsageError(absl::StrCat("--memory ", flags.memory,
-                                   ": write a size, 512MiB or 2GiB"));
+  auto memory_bytes = ParseByteSize(flags.memory);
+  if (!memory_bytes.ok()) {
+    return UsageError(
+        absl::StrCat("--memory: ", memory_bytes.status().message()));
   }
-  options.daemon_args = {absl::StrCat("--device_bytes=", memory_bytes)};
+  options.daemon_args = {absl::StrCat("--device_bytes=", *memory_bytes)};
   options.daemon_args.insert(options.daemon_args.end(),
                              flags.daemon_args.begin(),
                              flags.daemon_args.end());
