@@ -46,43 +46,42 @@ struct ColumnPairGemm {
   using F = typename S::F;
   static constexpr uint32_t kPanelCols = 2 * S::kLanes;
 
-  // kRows rows times kPanels adjacent panels.
+  // kRows rows (from `a`, where the tile of `row` begins) times kPanels
+  // adjacent panels.
   template <int kRows, int kPanels>
-  static void Tile(const GemmBlock& block, size_t row, uint32_t panel) {
+  static void Tile(const GemmBlock& block, const float* a, size_t row,
+                   uint32_t panel) {
     F sums[kRows][2 * kPanels];
     PROMPTCACHE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       PROMPTCACHE_UNROLL
       for (int v = 0; v < 2 * kPanels; ++v) sums[r][v] = S::Zero();
     }
-    const float* const a =
-        static_cast<const float*>(block.a) + row * block.a_stride;
-    const size_t a_stride = block.a_stride;
-    const uint16_t* const b = block.panels + panel * block.panel_elements;
     const size_t b_stride = block.panel_elements;
+    const uint16_t* b = block.panels + panel * b_stride;
     const size_t depth = block.depth;
-    for (size_t k = 0; k < depth; ++k) {
-      const uint16_t* const bk = b + k * kPanelCols;
-      if constexpr (kRows <= 2) {
-        // One line of each panel every other step: reading weights is all
-        // there is to do.
+    // A constant where rows are prepared.
+    const size_t a_stride = S::kPrepareRows ? kGroup : block.a_stride;
+    const size_t step = S::kPrepareRows ? kGroup : depth;
+    for (size_t first = 0; first < depth; first += step) {
+      const size_t left = depth - first;
+      const size_t count = left < step ? left : step;
+      for (size_t k = 0; k < count; ++k, b += kPanelCols) {
+        if constexpr (kRows <= 8) Prefetch<kPanels>(b, b_stride);
         PROMPTCACHE_UNROLL
         for (int p = 0; p < kPanels; ++p) {
-          __builtin_prefetch(bk + p * b_stride + kPrefetchElements);
+          const typename S::Pairs pairs = S::LoadPairs(b + p * b_stride);
+          const F low = S::Low(pairs);
+          const F high = S::High(pairs);
+          PROMPTCACHE_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            const F x = S::Set1(a[r * a_stride + k]);
+            sums[r][2 * p] = S::Fma(x, low, sums[r][2 * p]);
+            sums[r][2 * p + 1] = S::Fma(x, high, sums[r][2 * p + 1]);
+          }
         }
       }
-      PROMPTCACHE_UNROLL
-      for (int p = 0; p < kPanels; ++p) {
-        const typename S::Pairs pairs = S::LoadPairs(bk + p * b_stride);
-        const F low = S::Low(pairs);
-        const F high = S::High(pairs);
-        PROMPTCACHE_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          const F x = S::Set1(a[r * a_stride + k]);
-          sums[r][2 * p] = S::Fma(x, low, sums[r][2 * p]);
-          sums[r][2 * p + 1] = S::Fma(x, high, sums[r][2 * p + 1]);
-        }
-      }
+      a += kRows * kGroup;
     }
     PROMPTCACHE_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -94,14 +93,24 @@ struct ColumnPairGemm {
     }
   }
 
+  // Few rows: reading the weights is all there is to do.
+  template <int kPanels>
+  static void Prefetch(const uint16_t* b, size_t b_stride) {
+    PROMPTCACHE_UNROLL
+    for (int p = 0; p < kPanels; ++p) {
+      __builtin_prefetch(b + p * b_stride + kPrefetchElements);
+    }
+  }
+
   template <int kRows, int kPanels>
   static void Panels(const GemmBlock& block, size_t row, uint32_t panel,
                      uint32_t num_panels) {
+    const float* const a = TileRows(block, row);
     const uint32_t end = panel + num_panels;
     for (; panel + kPanels <= end; panel += kPanels) {
-      Tile<kRows, kPanels>(block, row, panel);
+      Tile<kRows, kPanels>(block, a, row, panel);
     }
-    for (; panel < end; ++panel) Tile<kRows, 1>(block, row, panel);
+    for (; panel < end; ++panel) Tile<kRows, 1>(block, a, row, panel);
   }
 
   // The last rows, fewer than a tile: with so many panels side by side as
@@ -123,21 +132,54 @@ struct ColumnPairGemm {
     constexpr int kRows = S::kTileRows;
     const uint32_t num_panels = (block.num_cols + kPanelCols - 1) / kPanelCols;
     const uint32_t whole = block.num_rows / S::kTileRows * S::kTileRows;
-    if (whole == 0) return RowTail<S::kTileRows - 1>(block, 0, 0, num_panels);
+    if (whole == 0) return RowTail<kRows - 1>(block, 0, 0, num_panels);
     for (uint32_t panel = 0; panel < num_panels; ++panel) {
       for (uint32_t row = 0; row < whole; row += S::kTileRows) {
-        Tile<kRows, 1>(block, row, panel);
+        Tile<kRows, 1>(block, TileRows(block, row), row, panel);
       }
-      if (whole < block.num_rows) {
-        RowTail<S::kTileRows - 1>(block, whole, panel, 1);
-      }
+      if (whole < block.num_rows) RowTail<kRows - 1>(block, whole, panel, 1);
     }
   }
 
-  static constexpr size_t kPrefetchElements = 1024;
+  // Where the rows of the tile that begins with `row` lie.
+  static const float* TileRows(const GemmBlock& block, size_t row) {
+    const auto* const a = static_cast<const float*>(block.a);
+    return a + row * (S::kPrepareRows ? NumGroups(block.depth) * kGroup
+                                      : block.a_stride);
+  }
 
-  static size_t PreparedBytes(uint32_t, uint32_t) { return 0; }
-  static void PrepareRows(const float*, size_t, uint32_t, uint32_t, void*) {}
+  static size_t NumGroups(size_t depth) {
+    return (depth + kGroup - 1) / kGroup;
+  }
+
+  static size_t PreparedBytes(uint32_t num_rows, uint32_t depth) {
+    if (!S::kPrepareRows) return 0;
+    return num_rows * NumGroups(depth) * kGroup * sizeof(float);
+  }
+
+  // [tile][depth / kGroup][row of the tile][kGroup]: with constant strides a
+  // tile of many rows needs one pointer.
+  static void PrepareRows(const float* a, size_t a_stride, uint32_t num_rows,
+                          uint32_t depth, void* out) {
+    auto* prepared = static_cast<float*>(out);
+    const size_t groups = NumGroups(depth);
+    for (uint32_t first = 0; first < num_rows; first += S::kTileRows) {
+      const uint32_t left = num_rows - first;
+      const uint32_t rows = left < S::kTileRows ? left : S::kTileRows;
+      for (uint32_t r = 0; r < rows; ++r) {
+        const float* const row = a + (first + r) * a_stride;
+        for (size_t g = 0; g < groups; ++g) {
+          const size_t rest = depth - g * kGroup;
+          std::memcpy(prepared + (g * rows + r) * kGroup, row + g * kGroup,
+                      (rest < kGroup ? rest : kGroup) * sizeof(float));
+        }
+      }
+      prepared += rows * groups * kGroup;
+    }
+  }
+
+  static constexpr size_t kGroup = 16;  // depths: a cache line of a row
+  static constexpr size_t kPrefetchElements = 1024;
 };
 
 }  // namespace promptcache::worker::cpu

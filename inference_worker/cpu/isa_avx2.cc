@@ -15,6 +15,7 @@ namespace {
 struct Avx2 {
   static constexpr uint32_t kLanes = 8;
   static constexpr uint32_t kTileRows = 6;
+  static constexpr bool kPrepareRows = false;
   static constexpr int kSumRegisters = 12;
   static constexpr int kAttentionVectors = 2;
   static constexpr int kAttentionRows = 6;

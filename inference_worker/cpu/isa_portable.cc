@@ -10,6 +10,7 @@ namespace {
 struct Portable {
   static constexpr uint32_t kLanes = 4;
   static constexpr uint32_t kTileRows = 4;
+  static constexpr bool kPrepareRows = false;
   static constexpr int kSumRegisters = 8;
   static constexpr int kAttentionVectors = 2;
   static constexpr int kAttentionRows = 4;

@@ -15,6 +15,7 @@ namespace {
 struct Avx512 {
   static constexpr uint32_t kLanes = 16;
   static constexpr uint32_t kTileRows = 12;
+  static constexpr bool kPrepareRows = true;
   static constexpr int kSumRegisters = 24;
   static constexpr int kAttentionVectors = 4;
   static constexpr int kAttentionRows = 6;
