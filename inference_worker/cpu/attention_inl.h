@@ -8,10 +8,21 @@
 // merged in order.
 
 #include "inference_worker/cpu/elementwise_inl.h"
+#include "inference_worker/cpu/softmax_inl.h"
 
 namespace promptcache::worker::cpu {
 
-template <class S>
+// No matrix unit: every product is one of vectors.
+struct NoProducts {
+  static constexpr bool kUsed = false;
+  NoProducts(const AttentionTask&, float*) {}
+};
+
+// With Products (attention_amx_inl.h), rows that see a tile of another span, or
+// a whole tile of their own, have it multiplied there; a tile of its own that
+// a row sees in part is left to vectors. So it is the row that decides, not
+// what it is computed with.
+template <class S, class Products = NoProducts>
 class Attention {
  public:
   static void Attend(const AttentionTask& task) { Attention(task).Run(); }
@@ -22,7 +33,7 @@ class Attention {
     for (size_t row = 0; row < packed; ++row) {
       float* const into = task.states + row * stride;
       for (uint32_t s = 1; s < task.num_segments; ++s) {
-        Merge(into, into + s * packed * stride, task.head_dim);
+        State::Merge(into, into + s * packed * stride, task.head_dim);
       }
       WriteOutput(task, row, into);
     }
@@ -30,6 +41,7 @@ class Attention {
 
  private:
   using E = Elementwise<S>;
+  using State = SoftmaxState<S>;
   using F = typename S::F;
   static constexpr uint32_t kLanes = S::kLanes;
   // Vectors of a row's logits (or of its output) held at a time.
@@ -47,9 +59,20 @@ class Attention {
         queries_(values_ + kTileTokens * kMaxHeadDim),
         running_(queries_ + kMaxPackedRows * kMaxHeadDim),
         segment_(running_ + kMaxPackedRows * (kStateHeader + kMaxHeadDim)),
-        weights_(segment_ + kMaxPackedRows * (kStateHeader + kMaxHeadDim)) {}
+        weights_(segment_ + kMaxPackedRows * (kStateHeader + kMaxHeadDim)),
+        products_(task, weights_ + 16 * kTileTokens) {}
 
   void Run() {
+    if constexpr (Products::kUsed) Products::Configure();
+    RunSegments();
+    if constexpr (Products::kUsed) Products::Release();
+    if (task_.states != nullptr) return;
+    for (uint32_t row = 0; row < packed_rows_; ++row) {
+      WriteOutput(task_, row, running_ + row * state_stride_);
+    }
+  }
+
+  void RunSegments() {
     for (uint32_t s = 0; s < task_.num_segments; ++s) {
       const AttentionSegment& segment = task_.segments[s];
       RotateQueries(*segment.view);
@@ -60,14 +83,10 @@ class Attention {
       RunSegment(segment, state);
       if (task_.states == nullptr && s > 0) {
         for (uint32_t row = 0; row < packed_rows_; ++row) {
-          Merge(running_ + row * state_stride_, state + row * state_stride_,
-                task_.head_dim);
+          State::Merge(running_ + row * state_stride_,
+                       state + row * state_stride_, task_.head_dim);
         }
       }
-    }
-    if (task_.states != nullptr) return;
-    for (uint32_t row = 0; row < packed_rows_; ++row) {
-      WriteOutput(task_, row, running_ + row * state_stride_);
     }
   }
 
@@ -96,6 +115,9 @@ class Attention {
                 task_.rope, position, task_.head_dim, scale,
                 queries_ + row * size_t{task_.head_dim});
     }
+    if constexpr (Products::kUsed) {
+      products_.SetQueries(queries_, packed_rows_);
+    }
   }
 
   void Clear(float* state) const {
@@ -111,19 +133,73 @@ class Attention {
     for (uint32_t first = 0; first < seen; first += kTileTokens) {
       const uint32_t left = seen - first;
       const uint32_t tokens = left < kTileTokens ? left : kTileTokens;
-      Unpack(*segment.view, segment.first_token + first, tokens);
-      for (uint32_t row = 0; row < packed_rows_; row += kRows) {
-        const uint32_t rows_left = packed_rows_ - row;
-        uint32_t limits[kRows];
-        const uint32_t rows = rows_left < kRows ? rows_left : kRows;
-        for (uint32_t r = 0; r < rows; ++r) {
-          const uint32_t visible = VisibleTokens(segment, row + r);
-          const uint32_t here = visible > first ? visible - first : 0;
-          limits[r] = here < tokens ? here : tokens;
-        }
-        if (limits[rows - 1] == 0) continue;
-        Rows<kRows>(rows, row, limits, state + row * state_stride_);
+      FindTokens(*segment.view, segment.first_token + first, tokens);
+      const uint32_t whole = FirstWholeRow(segment, first);
+      if (whole > 0) VectorTile(segment, first, tokens, whole, state);
+      if constexpr (Products::kUsed) {
+        if (whole < packed_rows_) ProductTile(tokens, whole, state);
       }
+    }
+  }
+
+  // The first row from which on rows have this tile multiplied by Products.
+  uint32_t FirstWholeRow(const AttentionSegment& segment,
+                         uint32_t first) const {
+    if (!Products::kUsed) return packed_rows_;
+    if (!segment.own) return 0;
+    const uint32_t end = segment.first_token + first + kTileTokens;
+    if (end <= task_.own_limit) return 0;
+    const uint32_t row = (end - task_.own_limit) * task_.heads_per_kv;
+    return row < packed_rows_ ? row : packed_rows_;
+  }
+
+  // Rows [0, end) over a tile, by vectors.
+  void VectorTile(const AttentionSegment& segment, uint32_t first,
+                  uint32_t tokens, uint32_t end, float* state) {
+    bool unpacked = false;
+    for (uint32_t row = 0; row < end; row += kRows) {
+      uint32_t limits[kRows];
+      const uint32_t rows = end - row < kRows ? end - row : kRows;
+      for (uint32_t r = 0; r < rows; ++r) {
+        const uint32_t visible = VisibleTokens(segment, row + r);
+        const uint32_t here = visible > first ? visible - first : 0;
+        limits[r] = here < tokens ? here : tokens;
+      }
+      if (limits[rows - 1] == 0) continue;
+      if (!unpacked) Unpack(tokens);
+      unpacked = true;
+      Rows<kRows>(rows, row, limits, state + row * state_stride_);
+    }
+  }
+
+  // Rows [begin, packed_rows_) over a tile of which all see `tokens`.
+  void ProductTile(uint32_t tokens, uint32_t begin, float* state) {
+    constexpr uint32_t kTile = Products::kRows;
+    products_.SetTile(task_, tokens_, tokens);
+    for (uint32_t tile = begin / kTile; tile * kTile < packed_rows_; ++tile) {
+      const uint32_t base = tile * kTile;
+      const uint32_t left = packed_rows_ - base;
+      const uint32_t last = left < kTile ? left : kTile;
+      const uint32_t first = begin > base ? begin - base : 0;
+      float* const logits = products_.Logits(tile);
+      float factors[kTile];
+      for (uint32_t r = first; r < last; ++r) {
+        factors[r] = State::Update(logits + r * kTileTokens, tokens,
+                                   state + (base + r) * state_stride_);
+        products_.SetWeights(r, tokens);
+      }
+      const float* const sums = products_.Sums(tokens);
+      for (uint32_t r = first; r < last; ++r) {
+        AddSums(sums + r * size_t{task_.head_dim}, factors[r],
+                state + (base + r) * state_stride_ + kStateHeader);
+      }
+    }
+  }
+
+  void AddSums(const float* sums, float factor, float* out) const {
+    const F wide = S::Set1(factor);
+    for (uint32_t d = 0; d < task_.head_dim; d += kLanes) {
+      S::Store(out + d, S::Fma(S::Load(out + d), wide, S::Load(sums + d)));
     }
   }
 
@@ -135,20 +211,22 @@ class Attention {
     }
   }
 
-  // Addresses of a tile's tokens, then keys and values as fp32. Tokens that
-  // are not there are zeros, never memory beyond the view.
-  void Unpack(const KvView& view, uint32_t first, uint32_t tokens) {
-    const std::byte* rows[kTileTokens];
+  void FindTokens(const KvView& view, uint32_t first, uint32_t tokens) {
     if (packed_rows_ <= 16) {
       ForTokens(view, first + kTileTokens, kTileTokens,
                 [this](uint32_t, const std::byte* row) { Prefetch(row); });
     }
     ForTokens(view, first, tokens,
-              [&rows](uint32_t t, const std::byte* row) { rows[t] = row; });
-    UnpackKeys(rows, tokens);
+              [this](uint32_t t, const std::byte* row) { tokens_[t] = row; });
+  }
+
+  // Keys and values of tokens_ as fp32. Tokens that are not there are zeros,
+  // never memory beyond the view.
+  void Unpack(uint32_t tokens) {
+    UnpackKeys(tokens_, tokens);
     for (uint32_t t = 0; t < tokens; ++t) {
       const auto* v =
-          reinterpret_cast<const uint16_t*>(rows[t] + task_.value_offset);
+          reinterpret_cast<const uint16_t*>(tokens_[t] + task_.value_offset);
       float* const out = values_ + t * size_t{task_.head_dim};
       for (uint32_t d = 0; d < task_.head_dim; d += kLanes) {
         S::Store(out + d, S::LoadBf16(v + d));
@@ -210,8 +288,8 @@ class Attention {
     bool rescale = false;
     float factors[kCount];
     for (int r = 0; r < kCount; ++r) {
-      factors[r] = Softmax(weights_ + r * kTileTokens, limits[r],
-                           states + r * state_stride_);
+      factors[r] = State::Update(weights_ + r * kTileTokens, limits[r],
+                                 states + r * state_stride_);
       rescale |= factors[r] != 1.0f;
     }
     if (rescale) {
@@ -259,77 +337,6 @@ class Attention {
         }
       }
     }
-  }
-
-  // Turns a row's logits into weights and updates its maximum and sum. Returns
-  // what its earlier sums are to be multiplied with.
-  static float Softmax(float* weights, uint32_t limit, float* state) {
-    if (limit == kTileTokens) return SoftmaxWholeTile(weights, state);
-    if (limit == 0) return 1.0f;
-    const F none = S::Set1(-__builtin_inff());
-    F maxima = none;
-    uint32_t t = 0;
-    for (; t + kLanes <= limit; t += kLanes) {
-      maxima = S::Max(maxima, S::Load(weights + t));
-    }
-    if (t < limit) {
-      const F masked = S::KeepFirst(S::Load(weights + t), limit - t, none);
-      maxima = S::Max(maxima, masked);
-    }
-    const float maximum = Larger(S::ReduceMax(maxima), state[0]);
-    F sums = S::Zero();
-    const F shift = S::Set1(maximum);
-    for (t = 0; t < limit; t += kLanes) {
-      F weight = E::Exp2(S::Sub(S::Load(weights + t), shift));
-      if (limit - t < kLanes) {
-        weight = S::KeepFirst(weight, limit - t, S::Zero());
-      }
-      S::Store(weights + t, weight);
-      sums = S::Add(sums, weight);
-    }
-    return UpdateState(maximum, S::ReduceAdd(sums), state);
-  }
-
-  // The same in the same order, without a branch.
-  static float SoftmaxWholeTile(float* weights, float* state) {
-    constexpr int kWide = kTileTokens / kLanes;
-    F maxima[4];
-    PROMPTCACHE_UNROLL
-    for (int v = 0; v < 4; ++v) maxima[v] = S::Load(weights + v * kLanes);
-    PROMPTCACHE_UNROLL
-    for (int v = 4; v < kWide; ++v) {
-      maxima[v % 4] = S::Max(maxima[v % 4], S::Load(weights + v * kLanes));
-    }
-    const float maximum =
-        Larger(S::ReduceMax(S::Max(S::Max(maxima[0], maxima[1]),
-                                   S::Max(maxima[2], maxima[3]))),
-               state[0]);
-    F sums = S::Zero();
-    const F shift = S::Set1(maximum);
-    PROMPTCACHE_UNROLL
-    for (int v = 0; v < kWide; ++v) {
-      const F weight = E::Exp2(S::Sub(S::Load(weights + v * kLanes), shift));
-      S::Store(weights + v * kLanes, weight);
-      sums = S::Add(sums, weight);
-    }
-    return UpdateState(maximum, S::ReduceAdd(sums), state);
-  }
-
-  static float Larger(float tile_maximum, float maximum) {
-    return tile_maximum > maximum ? tile_maximum : maximum;
-  }
-
-  static float UpdateState(float maximum, float sum, float* state) {
-    const float factor = RescaleFactor(state[0], maximum);
-    state[0] = maximum;
-    state[1] = state[1] * factor + sum;
-    return factor;
-  }
-
-  static float RescaleFactor(float old_maximum, float maximum) {
-    if (old_maximum == maximum) return 1.0f;
-    if (old_maximum == -__builtin_inff()) return 0.0f;
-    return E::Exp2Scalar(old_maximum - maximum);
   }
 
   // Adds the weighted values to each row's sums: together as far as all rows
@@ -395,27 +402,6 @@ class Attention {
     }
   }
 
-  // Merges a later segment's state; one that saw nothing changes nothing.
-  static void Merge(float* into, const float* from, uint32_t head_dim) {
-    const float none = -__builtin_inff();
-    if (from[0] == none && from[1] == 0.0f) return;
-    if (into[0] == none && into[1] == 0.0f) {
-      std::memcpy(into, from, (kStateHeader + head_dim) * sizeof(float));
-      return;
-    }
-    const float maximum = from[0] > into[0] ? from[0] : into[0];
-    const float a = RescaleFactor(into[0], maximum);
-    const float b = RescaleFactor(from[0], maximum);
-    into[0] = maximum;
-    into[1] = into[1] * a + from[1] * b;
-    const F wide_a = S::Set1(a);
-    const F wide_b = S::Set1(b);
-    for (uint32_t d = kStateHeader; d < kStateHeader + head_dim; d += kLanes) {
-      const F scaled = S::Mul(S::Load(into + d), wide_a);
-      S::Store(into + d, S::Fma(S::Load(from + d), wide_b, scaled));
-    }
-  }
-
   static void WriteOutput(const AttentionTask& task, size_t row,
                           const float* state) {
     float* const out = task.out + row / task.heads_per_kv * task.out_stride +
@@ -435,14 +421,16 @@ class Attention {
   float* const running_;  // a state a packed row
   float* const segment_;  // likewise
   float* const weights_;  // [kRows][kTileTokens]
+  Products products_;
+  const std::byte* tokens_[kTileTokens];  // of the tile, in their pages
   bool rotated_ = false;
   int32_t frame_ = 0;
 };
 
-template <class S>
+template <class S, class Products = NoProducts>
 constexpr void FillCommon(IsaKernels* kernels) {
-  kernels->attend = Attention<S>::Attend;
-  kernels->merge_states = Attention<S>::MergeStates;
+  kernels->attend = Attention<S, Products>::Attend;
+  kernels->merge_states = Attention<S, Products>::MergeStates;
   kernels->rms_norm = Elementwise<S>::RmsNorm;
   kernels->swiglu = Elementwise<S>::SwiGlu;
   kernels->add = Elementwise<S>::Add;

@@ -1,5 +1,5 @@
 // AMX with BF16: GEMM by tiles of 16 x 16 sums, activations rounded to bf16;
-// the rest as AVX-512.
+// attention by tiles with split operands; the rest as AVX-512.
 
 #include "inference_worker/cpu/isa_kernels.h"
 
@@ -7,6 +7,7 @@
 
 #include <immintrin.h>
 
+#include "inference_worker/cpu/attention_amx_inl.h"
 #include "inference_worker/cpu/attention_inl.h"
 #include "inference_worker/cpu/gemm_bf16_inl.h"
 #include "inference_worker/cpu/simd_avx512_inl.h"
@@ -50,7 +51,7 @@ class AmxGemm {
   }
 
   static void Gemm(const GemmBlock& block) {
-    Configure();
+    AmxProducts::Configure();
     const uint32_t panels = (block.num_cols + kPanelCols - 1) / kPanelCols;
     const uint32_t tiles = RowTiles(block.num_rows);
     uint32_t panel = 0;
@@ -62,7 +63,7 @@ class AmxGemm {
       for (; tile + 2 <= tiles; tile += 2) TwoTiles(block, tile, panel);
       if (tile < tiles) OneTile(block, tile, panel);
     }
-    _tile_release();
+    AmxProducts::Release();
   }
 
  private:
@@ -78,23 +79,6 @@ class AmxGemm {
   static const uint16_t* RowsOf(const GemmBlock& block, uint32_t tile) {
     return static_cast<const uint16_t*>(block.a) +
            tile * TileElements(block.depth);
-  }
-
-  // Eight tiles of 16 rows of 64 bytes.
-  static void Configure() {
-    struct alignas(64) Config {
-      uint8_t palette = 1;
-      uint8_t start_row = 0;
-      uint8_t reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    };
-    Config config;
-    for (int i = 0; i < 8; ++i) {
-      config.row_bytes[i] = kRowBytes;
-      config.rows[i] = kTileRows;
-    }
-    _tile_loadconfig(&config);
   }
 
   // One tile of rows: reading weights is all there is to do.
@@ -218,7 +202,7 @@ constexpr IsaKernels Make() {
   kernels.prepared_bytes = AmxGemm::PreparedBytes;
   kernels.prepare_rows = AmxGemm::PrepareRows;
   kernels.gemm = AmxGemm::Gemm;
-  FillCommon<Avx512>(&kernels);
+  FillCommon<Avx512, AmxProducts>(&kernels);
   return kernels;
 }
 

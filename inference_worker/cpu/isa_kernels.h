@@ -81,11 +81,16 @@ struct AttentionTask {
 };
 
 // Keys and values of a tile as fp32; rotated queries; two states a packed row;
-// probabilities.
+// probabilities; for a matrix unit: logits and sums of 16 rows, keys, values,
+// queries and weights as bf16.
 inline constexpr size_t kAttentionScratchBytes =
     sizeof(float) *
-    (2 * kTileTokens * kMaxHeadDim + kMaxPackedRows * kMaxHeadDim +
-     2 * kMaxPackedRows * (kStateHeader + kMaxHeadDim) + 16 * kTileTokens);
+        (2 * kTileTokens * kMaxHeadDim + kMaxPackedRows * kMaxHeadDim +
+         2 * kMaxPackedRows * (kStateHeader + kMaxHeadDim) + 16 * kTileTokens +
+         16 * (kTileTokens + kMaxHeadDim)) +
+    sizeof(uint16_t) *
+        (2 * kTileTokens * kMaxHeadDim + 2 * kMaxPackedRows * kMaxHeadDim +
+         2 * 16 * kTileTokens);
 
 struct IsaKernels {
   const char* name;

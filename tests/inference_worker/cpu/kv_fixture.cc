@@ -19,7 +19,7 @@ uint16_t* At(const KvLayout& layout, const KvSpan& span, size_t plane_offset,
 // The state of one query head while views go by.
 struct Reference {
   std::vector<double> logits;
-  std::vector<std::vector<double>> values;
+  std::vector<const uint16_t*> values;
 
   std::vector<double> Output(uint32_t head_dim) const {
     const double maximum = *std::max_element(logits.begin(), logits.end());
@@ -28,7 +28,9 @@ struct Reference {
     for (size_t t = 0; t < logits.size(); ++t) {
       const double weight = std::exp(logits[t] - maximum);
       total += weight;
-      for (uint32_t d = 0; d < head_dim; ++d) out[d] += weight * values[t][d];
+      for (uint32_t d = 0; d < head_dim; ++d) {
+        out[d] += weight * FromBf16(values[t][d]);
+      }
     }
     for (double& x : out) x /= total;
     return out;
@@ -129,13 +131,11 @@ std::vector<double> AttendReference(const AttentionShape& shape,
         const uint16_t* k = KeyOf(layout, *span, shape.layer, kv_head, t);
         const uint16_t* v = ValueOf(layout, *span, shape.layer, kv_head, t);
         double logit = 0;
-        std::vector<double> value(dim);
         for (uint32_t d = 0; d < dim; ++d) {
           logit += q[d] * FromBf16(k[d]);
-          value[d] = FromBf16(v[d]);
         }
         reference.logits.push_back(logit * shape.scale);
-        reference.values.push_back(std::move(value));
+        reference.values.push_back(v);
       }
     }
     const std::vector<double> out = reference.Output(dim);
