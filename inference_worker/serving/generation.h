@@ -105,9 +105,8 @@ struct CompletedEvent {
   std::string stop_string;
   std::vector<std::string> notices;
   std::string logits_sha256;
-  // Of a warm request: modules encoded now, and those that were there.
-  uint32_t modules_created = 0;
-  uint32_t modules_read = 0;
+  // Where each module of the plan came from; kFresh: it was not needed.
+  std::vector<StateSource> modules;
 };
 
 // Receives a request's events, in order, from the scheduler's thread: must not

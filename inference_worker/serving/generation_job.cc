@@ -196,6 +196,15 @@ void GenerationJob::StartDecoding() {
   if (request.warm || tokens_.finished()) Finish(absl::OkStatus());
 }
 
+StateSource GenerationJob::SourceOf(size_t module) const {
+  if (modules.sources[module] == ModuleSource::kUnused) {
+    return StateSource::kFresh;
+  }
+  if (modules.sources[module] == ModuleSource::kRead) return StateSource::kRead;
+  return modules.committed[module] ? StateSource::kCreated
+                                   : StateSource::kComputed;
+}
+
 std::vector<SpanReport> GenerationJob::Spans() const {
   const pml::Plan& plan = *request.prompt->plan;
   std::vector<SpanReport> spans(plan.spans.size());
@@ -205,13 +214,7 @@ std::vector<SpanReport> GenerationJob::Spans() const {
     if (span.kind == pml::SpanKind::kFresh) continue;
     const auto m = static_cast<size_t>(span.module);
     spans[i].miss_reason = modules.miss_reasons[m];
-    if (modules.sources[m] == ModuleSource::kRead) {
-      spans[i].source = StateSource::kRead;
-    } else if (modules.committed[m]) {
-      spans[i].source = StateSource::kCreated;
-    } else {
-      spans[i].source = StateSource::kComputed;
-    }
+    spans[i].source = SourceOf(m);
   }
   return spans;
 }
@@ -223,15 +226,12 @@ Usage GenerationJob::CurrentUsage() const {
   if (request.warm) {
     for (size_t i = 0; i < modules.sources.size(); ++i) {
       const auto n = static_cast<uint32_t>(plan.modules[i].num_tokens());
-      if (modules.sources[i] == ModuleSource::kUnused) continue;
+      const StateSource source = SourceOf(i);
+      if (source == StateSource::kFresh) continue;
       result.prompt_tokens += n;
-      if (modules.sources[i] == ModuleSource::kRead) {
-        result.cached_tokens += n;
-      } else if (modules.committed[i]) {
-        result.created_tokens += n;
-      } else {
-        result.fresh_tokens += n;
-      }
+      if (source == StateSource::kRead) result.cached_tokens += n;
+      if (source == StateSource::kCreated) result.created_tokens += n;
+      if (source == StateSource::kComputed) result.fresh_tokens += n;
     }
     return result;
   }
@@ -276,8 +276,7 @@ void GenerationJob::Finish(const absl::Status& status) {
                          modules.notices.end());
     event.logits_sha256 = tokens_.LogitsSha256();
     for (size_t i = 0; i < modules.sources.size(); ++i) {
-      if (modules.committed[i]) ++event.modules_created;
-      if (modules.sources[i] == ModuleSource::kRead) ++event.modules_read;
+      event.modules.push_back(SourceOf(i));
     }
   }
   state = State::kDone;

@@ -106,6 +106,7 @@ class GenerationJob {
   uint64_t AllModulePages() const;
   void MakeExecution();
   void Emit(TokenEvent event);
+  StateSource SourceOf(size_t module) const;
   std::vector<SpanReport> Spans() const;
 
   PrivatePages* const pages_;

@@ -14,6 +14,8 @@ using State = GenerationJob::State;
 constexpr char kStateLost[] =
     "cached states were lost while they were read: recomputed";
 
+constexpr absl::Duration kLeaseCheckInterval = absl::Milliseconds(200);
+
 }  // namespace
 
 absl::Status Scheduler::Options::Validate() const {
@@ -157,7 +159,9 @@ bool Scheduler::WaitForWork(bool runnable) {
   {
     MutexLock lock(&mu_);
     if (!runnable) {
-      absl::Time next = absl::InfiniteFuture();
+      // A lost session's leases are given up even when their readers are slow.
+      absl::Time next = running_.empty() ? absl::InfiniteFuture()
+                                         : absl::Now() + kLeaseCheckInterval;
       for (const Job& job : running_) {
         if (job->state != State::kDone) {
           next = std::min(next, job->request.deadline);
@@ -406,11 +410,11 @@ std::vector<Scheduler::Share> Scheduler::PlanStep(
   for (size_t i = 0; i < jobs.size(); ++i) {
     GenerationJob* job = jobs[(turn_ + i) % jobs.size()].get();
     if (job->state != State::kPrefill && job->state != State::kDecode) continue;
-    if (job->state == State::kDecode && !job->sink->Ready()) continue;
     if (!job->modules.Valid()) {
       RestartJob(job, kStateLost);
       continue;
     }
+    if (job->state == State::kDecode && !job->sink->Ready()) continue;
     if (job->state == State::kPrefill) {
       prefills.push_back(job);
     } else {

@@ -14,6 +14,7 @@ namespace {
 
 using pml::Plan;
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -495,13 +496,12 @@ TEST_F(SchedulerTest, WarmingEncodesModulesAndNothingElse) {
   auto sink = Run(request);
   PC_EXPECT_OK(sink->status());
   EXPECT_THAT(sink->tokens(), IsEmpty());
-  EXPECT_EQ(sink->completed().modules_created, 2u);
+  EXPECT_THAT(sink->completed().modules, Each(StateSource::kCreated));
   ASSERT_EQ(cache_.committed().size(), 2u);
   EXPECT_EQ(cache_.committed()[1].ttl, absl::Seconds(7));
   EXPECT_TRUE(cache_.committed()[1].pin);
   auto again = Run(request);
-  EXPECT_EQ(again->completed().modules_created, 0u);
-  EXPECT_EQ(again->completed().modules_read, 2u);
+  EXPECT_THAT(again->completed().modules, Each(StateSource::kRead));
   cache_.SetDown(true);
   EXPECT_THAT(Run(request)->status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));

@@ -1,0 +1,106 @@
+#include "inference_worker/serving/generate_reactor.h"
+
+#include <utility>
+
+#include "inference_worker/serving/proto_convert.h"
+
+namespace promptcache::worker {
+namespace {
+
+void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
+  const int64_t nanos = absl::ToInt64Nanoseconds(duration);
+  out->set_seconds(nanos / 1'000'000'000);
+  out->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+}
+
+}  // namespace
+
+std::shared_ptr<GenerateReactor> GenerateReactor::Create(
+    Scheduler* scheduler, std::atomic<uint32_t>* in_flight,
+    std::string request_id, bool include_plan) {
+  std::shared_ptr<GenerateReactor> reactor(new GenerateReactor(
+      scheduler, in_flight, std::move(request_id), include_plan));
+  reactor->self_ = reactor;
+  return reactor;
+}
+
+GenerateReactor::GenerateReactor(Scheduler* scheduler,
+                                 std::atomic<uint32_t>* in_flight,
+                                 std::string request_id, bool include_plan)
+    : scheduler_(scheduler),
+      in_flight_(in_flight),
+      request_id_(std::move(request_id)),
+      include_plan_(include_plan) {}
+
+void GenerateReactor::Start(absl::StatusOr<GenerationRequest> request) {
+  // The call may be over before this function is.
+  const std::shared_ptr<GenerateReactor> self = self_;
+  if (!request.ok()) return End(ToClientStatus(request.status()));
+  prompt_ = request->prompt;
+  with_logprobs_ = request->top_logprobs > 0;
+  // Under the lock, so that OnCancel finds the flag or stops this.
+  absl::Status failed;
+  {
+    MutexLock lock(&cancel_mu_);
+    if (cancelled_) {
+      failed = absl::CancelledError("cancelled by the caller");
+    } else {
+      auto flag = scheduler_->Submit(*std::move(request), self);
+      if (flag.ok()) {
+        flag_ = *std::move(flag);
+      } else {
+        failed = flag.status();
+      }
+    }
+  }
+  if (!failed.ok()) End(ToClientStatus(failed));
+}
+
+void GenerateReactor::OnStarted(const StartedEvent& event) {
+  v1::GenerateResponse response;
+  v1::Started* started = response.mutable_started();
+  ToProto(event.usage, started->mutable_usage());
+  started->set_exactness(ToProto(prompt_->plan->exactness));
+  if (include_plan_) {
+    SpansToProto(*prompt_->plan, event.spans, started->mutable_spans());
+  }
+  started->set_request_id(request_id_);
+  for (const std::string& notice : event.notices) started->add_notices(notice);
+  SetDuration(event.ttft, started->mutable_ttft());
+  Push(std::move(response));
+}
+
+void GenerateReactor::OnToken(TokenEvent event) {
+  v1::GenerateResponse response;
+  ToProto(event, with_logprobs_, response.mutable_delta());
+  Push(std::move(response));
+}
+
+void GenerateReactor::OnDone(const absl::Status& status,
+                             const CompletedEvent& event) {
+  if (status.ok()) {
+    v1::GenerateResponse response;
+    ToProto(event, prompt_->plan->exactness, response.mutable_completed());
+    Push(std::move(response));
+  }
+  End(ToClientStatus(status));
+}
+
+void GenerateReactor::OnCancel() {
+  std::shared_ptr<CancelFlag> flag;
+  {
+    MutexLock lock(&cancel_mu_);
+    cancelled_ = true;
+    flag = flag_;
+  }
+  if (flag == nullptr) return;
+  flag->Cancel();
+  scheduler_->Wake();
+}
+
+void GenerateReactor::OnDone() {
+  --*in_flight_;
+  self_.reset();  // may be the last
+}
+
+}  // namespace promptcache::worker

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/mutex.h"
+#include "inference_worker/serving/queued_write_reactor.h"
+#include "inference_worker/serving/scheduler.h"
+#include "promptcache/v1/inference.pb.h"
+
+namespace promptcache::worker {
+
+// One Generate call: the scheduler's sink on one side, the stream on the
+// other. Finishes the stream when the scheduler says that the request is done,
+// and not before. Shared: by gRPC (through `self_`, until its OnDone), by the
+// scheduler and by the task that compiles the prompt.
+class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
+                              public GenerationSink {
+ public:
+  // `in_flight` counts this call until it is done.
+  static std::shared_ptr<GenerateReactor> Create(
+      Scheduler* scheduler, std::atomic<uint32_t>* in_flight,
+      std::string request_id, bool include_plan);
+
+  // Compiled: goes to the scheduler. Or the call ends with that status.
+  void Start(absl::StatusOr<GenerationRequest> request);
+
+  void OnStarted(const StartedEvent& event) override;
+  void OnToken(TokenEvent event) override;
+  void OnDone(const absl::Status& status, const CompletedEvent& event) override;
+  bool Ready() override { return ready(); }
+
+ private:
+  GenerateReactor(Scheduler* scheduler, std::atomic<uint32_t>* in_flight,
+                  std::string request_id, bool include_plan);
+  void OnDrained() override { scheduler_->Wake(); }
+  void OnCancel() override;
+  void OnDone() override;
+
+  Scheduler* const scheduler_;
+  std::atomic<uint32_t>* const in_flight_;
+  const std::string request_id_;
+  const bool include_plan_;
+  std::shared_ptr<GenerateReactor> self_;
+  // Set by Start before the scheduler knows of the request.
+  std::shared_ptr<const CompiledPrompt> prompt_;
+  bool with_logprobs_ = false;
+
+  Mutex cancel_mu_;
+  bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;
+  std::shared_ptr<CancelFlag> flag_ ABSL_GUARDED_BY(cancel_mu_);
+};
+
+}  // namespace promptcache::worker

@@ -1,0 +1,132 @@
+#include "inference_worker/serving/inference_service.h"
+
+#include <unistd.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status_macros.h"
+#include "inference_worker/serving/generate_reactor.h"
+#include "inference_worker/serving/proto_convert.h"
+#include "inference_worker/serving/warm_reactor.h"
+
+namespace promptcache::worker {
+namespace {
+
+absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
+  const auto deadline = context.deadline();
+  // gRPC's "none" is the clock's last instant or near it.
+  if (deadline - std::chrono::system_clock::now() >
+      std::chrono::hours(24 * 365)) {
+    return absl::InfiniteFuture();
+  }
+  return absl::FromChrono(deadline);
+}
+
+}  // namespace
+
+InferenceService::InferenceService(const Options& options,
+                                   PromptCompiler* compiler,
+                                   Scheduler* scheduler)
+    : options_(options),
+      compiler_(compiler),
+      scheduler_(scheduler),
+      id_prefix_(absl::StrCat(absl::Hex(absl::ToUnixMicros(absl::Now())), "-",
+                              getpid(), "-")),
+      executor_(options.compile_threads) {}
+
+std::string InferenceService::NextRequestId() {
+  return absl::StrCat(id_prefix_, next_id_.fetch_add(1));
+}
+
+absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
+    const v1::GenerateRequest& request, absl::Time arrival,
+    absl::Time deadline) {
+  const absl::Time begin = absl::Now();
+  PC_ASSIGN_OR_RETURN(GenerationRequest out, ToGenerationRequest(request));
+  PC_ASSIGN_OR_RETURN(const PromptForm form, ToPromptForm(request.prompt()));
+  PC_ASSIGN_OR_RETURN(const pml::Layout layout, ToLayout(request.layout()));
+  PC_ASSIGN_OR_RETURN(out.prompt, compiler_->Compile(form, layout));
+  out.arrival = arrival;
+  out.deadline = deadline;
+  out.compile_time = absl::Now() - begin;
+  return out;
+}
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(
+    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+  const absl::Time arrival = absl::Now();
+  const bool room = in_flight_.fetch_add(1) < options_.max_calls;
+  auto reactor = GenerateReactor::Create(
+      scheduler_, &in_flight_, NextRequestId(), request->include_plan());
+  if (!room) {
+    reactor->Start(absl::ResourceExhaustedError(absl::StrCat(
+        "the queue is full: ", options_.max_calls, " calls are open")));
+    return reactor.get();
+  }
+  // The message lives as long as the call, which this task keeps open.
+  executor_.Add(
+      [this, reactor, request, arrival, deadline = DeadlineOf(*context)] {
+        reactor->Start(MakeRequest(*request, arrival, deadline));
+      });
+  return reactor.get();
+}
+
+grpc::ServerUnaryReactor* InferenceService::CountTokens(
+    grpc::CallbackServerContext* context, const v1::CountTokensRequest* request,
+    v1::CountTokensResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  executor_.Add([this, reactor, request, response] {
+    const auto count = [&]() -> absl::Status {
+      PC_ASSIGN_OR_RETURN(const PromptForm form,
+                          ToPromptForm(request->prompt()));
+      PC_ASSIGN_OR_RETURN(const pml::Layout layout,
+                          ToLayout(request->layout()));
+      PC_ASSIGN_OR_RETURN(const auto prompt, compiler_->Compile(form, layout));
+      const pml::Plan& plan = *prompt->plan;
+      response->set_prompt_tokens(static_cast<uint32_t>(plan.num_tokens));
+      response->set_cacheable_tokens(
+          static_cast<uint32_t>(plan.num_cached_tokens));
+      response->set_exactness(ToProto(plan.exactness));
+      SpansToProto(plan, {}, response->mutable_spans());
+      return absl::OkStatus();
+    };
+    reactor->Finish(ToClientStatus(count()));
+  });
+  return reactor;
+}
+
+grpc::ServerWriteReactor<v1::WarmModulesResponse>*
+InferenceService::WarmModules(grpc::CallbackServerContext* context,
+                              const v1::WarmModulesRequest* request) {
+  auto reactor = WarmReactor::Create(scheduler_, DeadlineOf(*context));
+  executor_.Add([this, reactor, request] {
+    const auto compile = [&]() -> absl::StatusOr<WarmReactor::Prompts> {
+      ModulePolicy policy;
+      if (request->has_policy()) {
+        PC_ASSIGN_OR_RETURN(policy,
+                            ToModulePolicy(request->policy(), "policy"));
+      }
+      return compiler_->CompileWarm(
+          request->schema(), {request->paths().begin(), request->paths().end()},
+          request->has_policy() ? &policy : nullptr);
+    };
+    reactor->Start(compile());
+  });
+  return reactor.get();
+}
+
+grpc::ServerUnaryReactor* InferenceService::GetModelInfo(
+    grpc::CallbackServerContext* context, const v1::GetModelInfoRequest*,
+    v1::ModelInfo* response) {
+  *response = options_.model_info;
+  response->set_daemon_attached(options_.daemon_attached &&
+                                options_.daemon_attached());
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+}  // namespace promptcache::worker

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "inference_worker/serving/executor.h"
+#include "inference_worker/serving/prompt_compiler.h"
+#include "inference_worker/serving/scheduler.h"
+#include "promptcache/v1/inference.grpc.pb.h"
+
+namespace promptcache::worker {
+
+// promptcache.v1.InferenceService: validates, converts, hands over. Prompts
+// are compiled on an executor, since that may ask the daemon for a schema.
+// Thread-safe. Must not outlive what it is given.
+class InferenceService final : public v1::InferenceService::CallbackService {
+ public:
+  struct Options {
+    // Calls of Generate and WarmModules that may be open at once; more are
+    // refused with RESOURCE_EXHAUSTED.
+    uint32_t max_calls = 80;
+    uint32_t compile_threads = 2;
+    // All that stays the same while the worker runs.
+    v1::ModelInfo model_info;
+    // Whether the daemon's session is open; may be empty.
+    std::function<bool()> daemon_attached;
+  };
+  InferenceService(const Options& options, PromptCompiler* compiler,
+                   Scheduler* scheduler);
+
+  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
+      grpc::CallbackServerContext* context,
+      const v1::GenerateRequest* request) override;
+  grpc::ServerUnaryReactor* CountTokens(
+      grpc::CallbackServerContext* context,
+      const v1::CountTokensRequest* request,
+      v1::CountTokensResponse* response) override;
+  grpc::ServerWriteReactor<v1::WarmModulesResponse>* WarmModules(
+      grpc::CallbackServerContext* context,
+      const v1::WarmModulesRequest* request) override;
+  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
+                                         const v1::GetModelInfoRequest* request,
+                                         v1::ModelInfo* response) override;
+
+ private:
+  absl::StatusOr<GenerationRequest> MakeRequest(
+      const v1::GenerateRequest& request, absl::Time arrival,
+      absl::Time deadline);
+  std::string NextRequestId();
+
+  const Options options_;
+  PromptCompiler* const compiler_;
+  Scheduler* const scheduler_;
+  const std::string id_prefix_;
+  std::atomic<uint64_t> next_id_{1};
+  std::atomic<uint32_t> in_flight_{0};
+  Executor executor_;
+};
+
+}  // namespace promptcache::worker

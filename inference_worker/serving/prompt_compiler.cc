@@ -1,0 +1,265 @@
+#include "inference_worker/serving/prompt_compiler.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "inference_worker/serving/warm_plan.h"
+
+namespace promptcache::worker {
+namespace {
+
+void HashItems(const std::vector<pml::StructuredItem>& items, Sha256* sha);
+
+void HashImports(const std::vector<pml::StructuredImport>& imports,
+                 Sha256* sha) {
+  sha->Add("imports", uint64_t{imports.size()});
+  for (const pml::StructuredImport& import : imports) {
+    sha->Add("path", import.path);
+    sha->Add("arguments", uint64_t{import.arguments.size()});
+    for (const auto& [name, value] : import.arguments) {
+      sha->Add("name", name).Add("value", value);
+    }
+    HashImports(import.imports, sha);
+  }
+}
+
+void HashItems(const std::vector<pml::StructuredItem>& items, Sha256* sha) {
+  sha->Add("items", uint64_t{items.size()});
+  for (const pml::StructuredItem& item : items) {
+    if (const auto* text = std::get_if<std::string>(&item.item)) {
+      sha->Add("text", *text);
+    } else if (const auto* import =
+                   std::get_if<pml::StructuredImport>(&item.item)) {
+      HashImports({*import}, sha);
+    } else {
+      const auto& message = std::get<pml::StructuredMessage>(item.item);
+      sha->Add("role", message.role);
+      HashItems(message.items, sha);
+    }
+  }
+}
+
+Digest KeyOf(const PromptForm& form, pml::Layout layout) {
+  Sha256 sha;
+  sha.Add("layout", static_cast<uint64_t>(layout));
+  sha.Add("form", uint64_t{form.index()});
+  if (const auto* pml_text = std::get_if<PmlText>(&form)) {
+    sha.Add("pml", pml_text->text);
+  } else if (const auto* plain = std::get_if<PlainText>(&form)) {
+    sha.Add("text", plain->text);
+  } else if (const auto* structured =
+                 std::get_if<pml::StructuredPrompt>(&form)) {
+    sha.Add("schema", structured->schema);
+    HashItems(structured->items, &sha);
+  } else {
+    for (const auto& message : std::get<std::vector<pml::ChatMessage>>(form)) {
+      sha.Add("role", message.role).Add("content", message.content);
+    }
+  }
+  return sha.Finish();
+}
+
+}  // namespace
+
+PromptCompiler::PromptCompiler(const Options& options,
+                               const Tokenizer* tokenizer,
+                               const ChatTemplate& chat_template,
+                               SchemaSource* source)
+    : options_(options),
+      tokenizer_(tokenizer),
+      chat_template_(chat_template),
+      source_(source) {}
+
+absl::StatusOr<std::shared_ptr<const pml::Schema>> PromptCompiler::Judge(
+    std::string_view text) const {
+  return pml::CompileSchema(text, *tokenizer_, chat_template_, options_.limits);
+}
+
+absl::StatusOr<std::shared_ptr<const PromptCompiler::CompiledSchema>>
+PromptCompiler::GetSchema(const std::string& name) {
+  if (static_cast<int64_t>(name.size()) > options_.limits.name_chars * 4) {
+    return absl::NotFoundError("there is no schema of a name that long");
+  }
+  std::shared_ptr<const CompiledSchema> known;
+  uint64_t invalidations = 0, all_invalidations = 0;
+  {
+    MutexLock lock(&mu_);
+    all_invalidations = all_invalidations_;
+    const auto it = schemas_.find(name);
+    if (it != schemas_.end()) {
+      if (it->second.compiled != nullptr && !it->second.stale) {
+        return it->second.compiled;
+      }
+      known = it->second.compiled;
+      invalidations = it->second.invalidations;
+    }
+  }
+  if (source_ == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no schema \"", name, "\""));
+  }
+  auto record = source_->Fetch(name);
+  if (!record.ok()) {
+    if (absl::IsNotFound(record.status())) {
+      MutexLock lock(&mu_);
+      schemas_.erase(name);
+      return absl::NotFoundError(absl::StrCat("no schema \"", name, "\""));
+    }
+    // Better what was current when the daemon went than no answer.
+    if (known != nullptr) return known;
+    return record.status();
+  }
+  auto compiled = std::make_shared<CompiledSchema>();
+  if (known != nullptr && known->record.revision == record->revision &&
+      known->record.text == record->text) {
+    compiled->schema = known->schema;
+  } else {
+    PC_ASSIGN_OR_RETURN(compiled->schema, Judge(record->text));
+  }
+  compiled->record = *std::move(record);
+  MutexLock lock(&mu_);
+  SchemaEntry& entry = schemas_[name];
+  entry.compiled = compiled;
+  // Stays stale when it changed while it was fetched.
+  entry.stale = entry.invalidations != invalidations ||
+                all_invalidations_ != all_invalidations;
+  return std::shared_ptr<const CompiledSchema>(std::move(compiled));
+}
+
+void PromptCompiler::Invalidate(const std::string& name) {
+  MutexLock lock(&mu_);
+  const auto it = schemas_.find(name);
+  if (it == schemas_.end()) {
+    // It may be on its way here.
+    ++all_invalidations_;
+    return;
+  }
+  it->second.stale = true;
+  ++it->second.invalidations;
+}
+
+void PromptCompiler::InvalidateAll() {
+  MutexLock lock(&mu_);
+  ++all_invalidations_;
+  for (auto& [name, entry] : schemas_) entry.stale = true;
+}
+
+std::shared_ptr<const CompiledPrompt> PromptCompiler::WithKeys(
+    pml::Plan plan, const CompiledSchema* schema) const {
+  auto prompt = std::make_shared<CompiledPrompt>();
+  prompt->identities = ModuleIdentities(plan, options_.identity);
+  prompt->policies.resize(plan.modules.size());
+  if (schema != nullptr) {
+    for (size_t i = 0; i < plan.modules.size(); ++i) {
+      const auto& by_path = schema->record.module_policies;
+      const auto it = by_path.find(plan.modules[i].path);
+      prompt->policies[i] =
+          it != by_path.end() ? it->second : schema->record.policy;
+    }
+  }
+  prompt->plan = std::make_shared<const pml::Plan>(std::move(plan));
+  return prompt;
+}
+
+absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
+    const PromptForm& form, pml::Layout layout) {
+  PromptEntry entry;
+  const pml::CompileOptions options{.layout = layout,
+                                    .context_length = options_.context_length};
+  absl::StatusOr<pml::Plan> plan = absl::InternalError("no form");
+  if (const auto* plain = std::get_if<PlainText>(&form)) {
+    plan = pml::CompileText(plain->text, *tokenizer_, options);
+  } else if (const auto* messages =
+                 std::get_if<std::vector<pml::ChatMessage>>(&form)) {
+    plan =
+        pml::CompileMessages(*messages, *tokenizer_, chat_template_, options);
+  } else {
+    std::shared_ptr<const pml::Prompt> prompt;
+    if (const auto* text = std::get_if<PmlText>(&form)) {
+      PC_ASSIGN_OR_RETURN(prompt,
+                          pml::ParsePrompt(text->text, options_.limits));
+    } else {
+      PC_ASSIGN_OR_RETURN(prompt,
+                          pml::MakePrompt(std::get<pml::StructuredPrompt>(form),
+                                          options_.limits));
+    }
+    entry.schema = prompt->schema;
+    PC_ASSIGN_OR_RETURN(entry.compiled_schema, GetSchema(prompt->schema));
+    plan = pml::Compile(*entry.compiled_schema->schema, *prompt, options);
+  }
+  PC_RETURN_IF_ERROR(plan.status());
+  if (plan->spans.empty()) {
+    return absl::InvalidArgumentError("the prompt has no tokens");
+  }
+  entry.prompt = WithKeys(*std::move(plan), entry.compiled_schema.get());
+  return entry;
+}
+
+absl::StatusOr<std::shared_ptr<const CompiledPrompt>> PromptCompiler::Compile(
+    const PromptForm& form, pml::Layout layout) {
+  const Digest key = KeyOf(form, layout);
+  PromptEntry found;
+  {
+    MutexLock lock(&mu_);
+    const auto it = by_key_.find(key);
+    if (it != by_key_.end()) {
+      prompts_.splice(prompts_.begin(), prompts_, it->second);
+      found = *it->second;
+    }
+  }
+  if (found.prompt != nullptr) {
+    if (found.compiled_schema == nullptr) return found.prompt;
+    PC_ASSIGN_OR_RETURN(const auto schema, GetSchema(found.schema));
+    if (schema == found.compiled_schema) return found.prompt;
+  }
+  PC_ASSIGN_OR_RETURN(PromptEntry entry, CompileForm(form, layout));
+  entry.key = key;
+  std::shared_ptr<const CompiledPrompt> prompt = entry.prompt;
+  Keep(std::move(entry));
+  return prompt;
+}
+
+void PromptCompiler::Keep(PromptEntry entry) {
+  MutexLock lock(&mu_);
+  const auto it = by_key_.find(entry.key);
+  if (it != by_key_.end()) Drop(it->second);
+  kept_tokens_ += entry.prompt->plan->num_tokens;
+  const Digest key = entry.key;
+  prompts_.push_front(std::move(entry));
+  by_key_[key] = prompts_.begin();
+  while (prompts_.size() > options_.max_prompts ||
+         (kept_tokens_ > options_.max_prompt_tokens && prompts_.size() > 1)) {
+    Drop(std::prev(prompts_.end()));
+  }
+}
+
+void PromptCompiler::Drop(PromptList::iterator it) {
+  kept_tokens_ -= it->prompt->plan->num_tokens;
+  by_key_.erase(it->key);
+  prompts_.erase(it);
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<const CompiledPrompt>>>
+PromptCompiler::CompileWarm(const std::string& name,
+                            const std::vector<std::string>& paths,
+                            const ModulePolicy* policy) {
+  PC_ASSIGN_OR_RETURN(const auto schema, GetSchema(name));
+  PC_ASSIGN_OR_RETURN(pml::Plan plan, pml::CompileWarm(*schema->schema, paths));
+  const auto whole = WithKeys(std::move(plan), schema.get());
+  std::vector<std::shared_ptr<const CompiledPrompt>> prompts;
+  for (size_t i = 0; i < whole->plan->modules.size(); ++i) {
+    const std::vector<size_t> members = WithContext(*whole->plan, i);
+    auto prompt = std::make_shared<CompiledPrompt>();
+    prompt->plan =
+        std::make_shared<const pml::Plan>(ModulesOnly(*whole->plan, members));
+    for (size_t m : members) {
+      prompt->identities.push_back(whole->identities[m]);
+      prompt->policies.push_back(policy != nullptr ? *policy
+                                                   : whole->policies[m]);
+    }
+    prompts.push_back(std::move(prompt));
+  }
+  return prompts;
+}
+
+}  // namespace promptcache::worker

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "common/chat_template.h"
+#include "common/module_key.h"
+#include "common/mutex.h"
+#include "common/pml/compiler.h"
+#include "common/pml/limits.h"
+#include "common/tokenizer.h"
+#include "inference_worker/serving/generation.h"
+
+namespace promptcache::worker {
+
+// A schema as the registry has it.
+struct SchemaRecord {
+  std::string name;
+  uint64_t revision = 0;
+  std::string text;
+  ModulePolicy policy;
+  std::map<std::string, ModulePolicy> module_policies;  // by path
+};
+
+// Where schemas come from. Thread-safe; may wait for the daemon.
+class SchemaSource {
+ public:
+  virtual ~SchemaSource() = default;
+  // The current revision. NotFound; Unavailable without a daemon.
+  virtual absl::StatusOr<SchemaRecord> Fetch(const std::string& name) = 0;
+};
+
+// A prompt in one of its forms.
+struct PmlText {
+  std::string text;
+};
+struct PlainText {
+  std::string text;
+};
+using PromptForm = std::variant<PmlText, pml::StructuredPrompt, PlainText,
+                                std::vector<pml::ChatMessage>>;
+
+// Schemas and prompts to plans with their keys. Both compiled forms are kept:
+// a schema until the registry says that it has changed, prompts by least
+// recent use within bounds. While the daemon is away what is known goes on
+// being served. Thread-safe.
+class PromptCompiler {
+ public:
+  struct Options {
+    IdentityBase identity;
+    int32_t context_length = 0;
+    pml::Limits limits;
+    size_t max_prompts = 512;
+    // Of all prompts that are kept, together.
+    int64_t max_prompt_tokens = int64_t{4} << 20;
+  };
+  struct CompiledSchema {
+    SchemaRecord record;
+    std::shared_ptr<const pml::Schema> schema;
+  };
+
+  // None may be outlived. `source` may be null: no schema is ever found.
+  PromptCompiler(const Options& options, const Tokenizer* tokenizer,
+                 const ChatTemplate& chat_template, SchemaSource* source);
+
+  // A PmlError, or NotFound for an unknown schema, or Unavailable when it is
+  // not known here and there is no daemon to ask.
+  absl::StatusOr<std::shared_ptr<const CompiledPrompt>> Compile(
+      const PromptForm& form, pml::Layout layout) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::shared_ptr<const CompiledSchema>> GetSchema(
+      const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
+  // The modules of `paths` (empty: all) with all that they see, one prompt for
+  // each, in an order in which what a module sees comes before it. `policy`
+  // replaces the schema's when not null.
+  absl::StatusOr<std::vector<std::shared_ptr<const CompiledPrompt>>>
+  CompileWarm(const std::string& schema, const std::vector<std::string>& paths,
+              const ModulePolicy* policy) ABSL_LOCKS_EXCLUDED(mu_);
+  // Judges a document without keeping anything.
+  absl::StatusOr<std::shared_ptr<const pml::Schema>> Judge(
+      std::string_view text) const;
+
+  // The registry has, or may have, something else under that name, or any.
+  // Cheap: looked at when the schema is next used.
+  void Invalidate(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
+  void InvalidateAll() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct SchemaEntry {
+    std::shared_ptr<const CompiledSchema> compiled;
+    bool stale = true;
+    uint64_t invalidations = 0;
+  };
+  struct PromptEntry {
+    Digest key;
+    std::string schema;  // "" without one
+    std::shared_ptr<const CompiledSchema> compiled_schema;
+    std::shared_ptr<const CompiledPrompt> prompt;
+  };
+  using PromptList = std::list<PromptEntry>;  // most recent first
+
+  absl::StatusOr<PromptEntry> CompileForm(const PromptForm& form,
+                                          pml::Layout layout);
+  std::shared_ptr<const CompiledPrompt> WithKeys(
+      pml::Plan plan, const CompiledSchema* schema) const;
+  void Keep(PromptEntry entry) ABSL_LOCKS_EXCLUDED(mu_);
+  void Drop(PromptList::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  const Tokenizer* const tokenizer_;
+  const ChatTemplate chat_template_;
+  SchemaSource* const source_;
+
+  mutable Mutex mu_;
+  std::map<std::string, SchemaEntry> schemas_ ABSL_GUARDED_BY(mu_);
+  uint64_t all_invalidations_ ABSL_GUARDED_BY(mu_) = 0;
+  PromptList prompts_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<Digest, PromptList::iterator> by_key_
+      ABSL_GUARDED_BY(mu_);
+  int64_t kept_tokens_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace promptcache::worker

@@ -1,0 +1,129 @@
+#include "inference_worker/serving/schema_service.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/grpc_status.h"
+#include "common/status_macros.h"
+#include "inference_worker/serving/proto_convert.h"
+
+namespace promptcache::worker {
+namespace {
+
+// Policies that can be kept, for modules that there are.
+absl::Status CheckPolicies(const v1::CreateSchemaRequest& request,
+                           const std::vector<pml::ModuleSummary>& modules) {
+  if (request.has_policy()) {
+    PC_RETURN_IF_ERROR(ToModulePolicy(request.policy(), "policy").status());
+  }
+  for (const auto& [path, policy] : request.module_policies()) {
+    const std::string field = absl::StrCat("module_policies[\"", path, "\"]");
+    PC_RETURN_IF_ERROR(ToModulePolicy(policy, field).status());
+    const auto it =
+        std::find_if(modules.begin(), modules.end(),
+                     [&path = path](const auto& m) { return m.path == path; });
+    if (it == modules.end()) {
+      return rpc::InvalidFieldError(field, "the schema has no such module");
+    }
+    if (!it->cached) {
+      return rpc::InvalidFieldError(field, "the module is never cached");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+SchemaService::SchemaService(PromptCompiler* compiler, RegistryClient* registry,
+                             uint32_t num_threads)
+    : compiler_(compiler), registry_(registry), executor_(num_threads) {}
+
+absl::Status SchemaService::Create(const v1::CreateSchemaRequest& request,
+                                   v1::CreateSchemaResponse* response) {
+  PC_ASSIGN_OR_RETURN(const auto schema, compiler_->Judge(request.text()));
+  const std::vector<pml::ModuleSummary> modules = schema->Modules();
+  PC_RETURN_IF_ERROR(CheckPolicies(request, modules));
+  for (const pml::ModuleSummary& module : modules) {
+    v1::ModuleSummary* summary = response->add_modules();
+    summary->set_path(module.path);
+    summary->set_num_tokens(static_cast<uint32_t>(module.num_tokens));
+    summary->set_cached(module.cached);
+  }
+  for (const std::string& warning : schema->BorderWarnings()) {
+    response->add_warnings(warning);
+  }
+  if (request.validate_only()) {
+    response->mutable_schema()->set_name(schema->name());
+    return absl::OkStatus();
+  }
+  node::v1::PutSchemaRequest put;
+  put.set_name(schema->name());
+  put.set_text(request.text());
+  if (request.has_policy()) *put.mutable_policy() = request.policy();
+  *put.mutable_module_policies() = request.module_policies();
+  PC_ASSIGN_OR_RETURN(node::v1::PutSchemaResponse kept,
+                      registry_->PutSchema(put));
+  // Before the daemon's push comes: the caller may use it at once.
+  compiler_->Invalidate(schema->name());
+  *response->mutable_schema() = std::move(*kept.mutable_schema());
+  response->set_created(kept.created());
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* SchemaService::CreateSchema(
+    grpc::CallbackServerContext* context,
+    const v1::CreateSchemaRequest* request,
+    v1::CreateSchemaResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  executor_.Add([this, reactor, request, response] {
+    reactor->Finish(ToClientStatus(Create(*request, response)));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* SchemaService::GetSchema(
+    grpc::CallbackServerContext* context, const v1::GetSchemaRequest* request,
+    v1::Schema* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  executor_.Add([this, reactor, request, response] {
+    auto schema = registry_->GetSchema(request->name(), request->revision());
+    if (schema.ok()) *response = *std::move(schema);
+    reactor->Finish(ToClientStatus(schema.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* SchemaService::ListSchemas(
+    grpc::CallbackServerContext* context, const v1::ListSchemasRequest* request,
+    v1::ListSchemasResponse* response) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  executor_.Add([this, reactor, request, response] {
+    auto schemas = registry_->ListSchemas(*request);
+    if (schemas.ok()) *response = *std::move(schemas);
+    reactor->Finish(ToClientStatus(schemas.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* SchemaService::DeleteSchema(
+    grpc::CallbackServerContext* context,
+    const v1::DeleteSchemaRequest* request, v1::DeleteSchemaResponse*) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  executor_.Add([this, reactor, request] {
+    const absl::Status status = registry_->DeleteSchema(request->name());
+    compiler_->Invalidate(request->name());
+    reactor->Finish(ToClientStatus(status));
+  });
+  return reactor;
+}
+
+absl::StatusOr<SchemaRecord> RegistrySchemaSource::Fetch(
+    const std::string& name) {
+  PC_ASSIGN_OR_RETURN(const v1::Schema schema,
+                      registry_->GetSchema(name, /*revision=*/0));
+  return ToSchemaRecord(schema);
+}
+
+}  // namespace promptcache::worker
