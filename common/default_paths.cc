@@ -29,4 +29,14 @@ std::string DefaultRegistryPath() {
   return folder + "/promptcache/registry.db";
 }
 
+std::string DefaultFingerprintCache() {
+  std::string folder = Folder("XDG_CACHE_HOME");
+  if (folder.empty()) {
+    const std::string home = Folder("HOME");
+    if (home.empty()) return "";
+    folder = home + "/.cache";
+  }
+  return folder + "/promptcache/fingerprints";
+}
+
 }  // namespace promptcache

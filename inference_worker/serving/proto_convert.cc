@@ -255,6 +255,22 @@ absl::StatusOr<SchemaRecord> ToSchemaRecord(const v1::Schema& schema) {
   return out;
 }
 
+v1::ModelInfo ToProto(const ModelDescription& model) {
+  v1::ModelInfo info;
+  info.set_name(model.name);
+  info.set_architecture(model.architecture);
+  info.set_path(model.path);
+  info.set_context_length(model.context_length);
+  info.set_vocab_size(model.vocab_size);
+  info.set_num_layers(model.num_layers);
+  info.set_numerics(model.numerics);
+  info.set_kernels(model.kernels);
+  info.set_chat_template(model.chat_template);
+  info.set_fingerprint(model.fingerprint);
+  info.set_num_threads(model.num_threads);
+  return info;
+}
+
 v1::Exactness ToProto(pml::Exactness exactness) {
   return exactness == pml::Exactness::kExact ? v1::EXACTNESS_EXACT
                                              : v1::EXACTNESS_MODULAR;

@@ -7,6 +7,7 @@
 #include "grpcpp/support/status.h"
 #include "inference_worker/serving/generation.h"
 #include "inference_worker/serving/prompt_compiler.h"
+#include "inference_worker/serving/worker.h"
 #include "promptcache/v1/inference.pb.h"
 #include "promptcache/v1/schema.pb.h"
 
@@ -29,6 +30,7 @@ absl::StatusOr<ModulePolicy> ToModulePolicy(const v1::CachePolicy& policy,
                                             const std::string& field);
 absl::StatusOr<SchemaRecord> ToSchemaRecord(const v1::Schema& schema);
 
+v1::ModelInfo ToProto(const ModelDescription& model);
 v1::Exactness ToProto(pml::Exactness exactness);
 void ToProto(const Usage& usage, v1::Usage* out);
 // `reports` empty: a plan that is not run.

@@ -48,6 +48,10 @@ Scheduler::Scheduler(const Options& options, Backend* backend,
       tokenizer_(tokenizer),
       client_(client),
       acquisition_{.verify = options.verify, .layout = backend->layout()},
+      context_length_(
+          options.context_length == 0
+              ? backend->context_length()
+              : std::min(options.context_length, backend->context_length())),
       executor_(std::make_unique<Executor>(options.max_running)),
       thread_([this] { Run(); }) {}
 
@@ -72,11 +76,11 @@ Scheduler::~Scheduler() {
 absl::StatusOr<std::shared_ptr<CancelFlag>> Scheduler::Submit(
     GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
   auto cancel = std::make_shared<CancelFlag>();
-  auto job = std::make_shared<GenerationJob>(
-      std::move(request), std::move(sink), cancel, pages_, tokenizer_,
-      backend_->context_length());
+  auto job = std::make_shared<GenerationJob>(std::move(request),
+                                             std::move(sink), cancel, pages_,
+                                             tokenizer_, context_length_);
   if (job->MaxPages() > pages_->capacity_pages()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
+    return absl::FailedPreconditionError(absl::StrCat(
         "the request may need ", job->MaxPages(),
         " private KV pages, the worker has ", pages_->capacity_pages(),
         ": shorten it or raise --tail_bytes"));

@@ -56,6 +56,8 @@ class Scheduler {
     uint32_t step_tokens = 256;
     uint32_t max_running = 16;
     uint32_t max_queue = 64;
+    // A cap on the model's own context; 0: none.
+    uint32_t context_length = 0;
     VerifyMode verify = VerifyMode::kSample;
     // How long a request waits for modules that others encode.
     absl::Duration pending_timeout = absl::Seconds(30);
@@ -72,8 +74,9 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   // Queues the request; its sink hears of everything that follows.
-  // ResourceExhausted when the queue is full, or when the request could never
-  // have its pages; Unavailable when draining. Then the sink hears nothing.
+  // ResourceExhausted when the queue is full; FailedPrecondition when the
+  // request could never have its pages; Unavailable when draining. Then the
+  // sink hears nothing.
   absl::StatusOr<std::shared_ptr<CancelFlag>> Submit(
       GenerationRequest request, std::shared_ptr<GenerationSink> sink)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -135,6 +138,7 @@ class Scheduler {
   const Tokenizer* const tokenizer_;
   CacheClient* const client_;
   const AcquisitionOptions acquisition_;
+  const uint32_t context_length_;
 
   mutable Mutex mu_;
   CondVar changed_;

@@ -436,7 +436,7 @@ TEST_F(SchedulerTest, ARequestThatCanNeverHaveItsPagesIsRefused) {
   Start(/*num_pages=*/12);
   EXPECT_THAT(scheduler_->Submit(Request(PlanBuilder::Exact(7, 60)),
                                  std::make_shared<RecordingSink>()),
-              StatusIs(absl::StatusCode::kResourceExhausted,
+              StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("--tail_bytes")));
 }
 

@@ -1,0 +1,193 @@
+// promptcache-worker: serves one model; stateless, so it may be killed and
+// started at any moment.
+
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/byte_size.h"
+#include "common/default_paths.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+#include "inference_worker/serving/proto_convert.h"
+#include "inference_worker/serving/worker.h"
+#include "inference_worker/serving/worker_server.h"
+
+using promptcache::ByteSize;
+
+ABSL_FLAG(std::string, model, "", "GGUF file of the model");
+ABSL_FLAG(std::string, listen, "127.0.0.1:7070",
+          "address of the gRPC services; port 0 takes any free one");
+ABSL_FLAG(bool, insecure_listen, false,
+          "allow an address that other machines can reach, without TLS");
+ABSL_FLAG(std::string, port_file, "",
+          "file to write the port to once it is bound");
+ABSL_FLAG(std::string, daemon_socket, promptcache::DefaultDaemonSocket(),
+          "Unix socket of the cache daemon; empty: without a cache");
+ABSL_FLAG(uint32_t, threads, 0, "threads of the model; 0: one for each core");
+ABSL_FLAG(std::string, kernels, "auto",
+          "CPU kernels: auto, portable, or a set that this processor can run");
+ABSL_FLAG(ByteSize, tail_bytes, ByteSize{uint64_t{512} << 20},
+          "memory for what is not in the cache: prompts' own text and answers, "
+          "and whole prompts when the cache cannot be used");
+ABSL_FLAG(uint32_t, context_length, 0,
+          "cap on the model's context, in tokens; 0: the model's own");
+ABSL_FLAG(std::string, chat_template, "",
+          "chatml or plain; empty: as the model file says");
+ABSL_FLAG(uint32_t, step_tokens, 256,
+          "rows of one pass, shared by the requests that run");
+ABSL_FLAG(uint32_t, max_running, 16, "requests that run at once");
+ABSL_FLAG(uint32_t, max_queue, 64,
+          "requests that may wait; more are refused with RESOURCE_EXHAUSTED");
+ABSL_FLAG(std::string, verify, "sample",
+          "checksums of pages read from the cache: never, sample or always");
+ABSL_FLAG(absl::Duration, acquire_timeout, absl::Seconds(1),
+          "how long to wait for the daemon's answer before going on without");
+ABSL_FLAG(absl::Duration, pending_timeout, absl::Seconds(30),
+          "how long to wait for modules that another request is encoding");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
+          "how long running requests may go on after SIGTERM");
+ABSL_FLAG(std::string, fingerprint_cache,
+          promptcache::DefaultFingerprintCache(),
+          "folder that keeps model files' digests; empty: hash at every start");
+
+namespace promptcache::worker {
+namespace {
+
+absl::StatusOr<VerifyMode> ParseVerify(const std::string& name) {
+  if (name == "never") return VerifyMode::kNever;
+  if (name == "sample") return VerifyMode::kSample;
+  if (name == "always") return VerifyMode::kAlways;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--verify=", name, ": use never, sample or always"));
+}
+
+// A line that fills up, on a terminal only.
+void ShowProgress(double fraction) {
+  static int shown = -1;
+  const int percent = static_cast<int>(fraction * 100);
+  if (percent == shown) return;
+  shown = percent;
+  std::fprintf(stderr, "\rloading the model %3d %%%s", percent,
+               percent >= 100 ? "\n" : "");
+  std::fflush(stderr);
+}
+
+absl::StatusOr<Worker::Options> OptionsFromFlags() {
+  Worker::Options options;
+  options.model = absl::GetFlag(FLAGS_model);
+  options.daemon_socket = absl::GetFlag(FLAGS_daemon_socket);
+  options.fingerprint_cache = absl::GetFlag(FLAGS_fingerprint_cache);
+  options.chat_template = absl::GetFlag(FLAGS_chat_template);
+  options.kernels = absl::GetFlag(FLAGS_kernels);
+  options.num_threads = absl::GetFlag(FLAGS_threads);
+  options.tail_bytes = absl::GetFlag(FLAGS_tail_bytes).num_bytes;
+  options.acquire_timeout = absl::GetFlag(FLAGS_acquire_timeout);
+  options.scheduler.context_length = absl::GetFlag(FLAGS_context_length);
+  options.scheduler.step_tokens = absl::GetFlag(FLAGS_step_tokens);
+  options.scheduler.max_running = absl::GetFlag(FLAGS_max_running);
+  options.scheduler.max_queue = absl::GetFlag(FLAGS_max_queue);
+  options.scheduler.pending_timeout = absl::GetFlag(FLAGS_pending_timeout);
+  PC_ASSIGN_OR_RETURN(options.scheduler.verify,
+                      ParseVerify(absl::GetFlag(FLAGS_verify)));
+  if (isatty(STDERR_FILENO)) options.progress = ShowProgress;
+  return options;
+}
+
+// In one piece, so that a reader never sees half of it.
+absl::Status WritePort(const std::string& path, int port) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string temporary = path + ".new";
+  std::FILE* file = std::fopen(temporary.c_str(), "w");
+  if (file == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--port_file=", path, ": cannot be written"));
+  }
+  const bool written = std::fprintf(file, "%d\n", port) > 0;
+  if (std::fclose(file) != 0 || !written ||
+      std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(
+        absl::StrCat("--port_file=", path, ": cannot be written"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const sigset_t& signals) {
+  PC_ASSIGN_OR_RETURN(Worker::Options options, OptionsFromFlags());
+  PC_RETURN_IF_ERROR(options.Validate());
+  WorkerServer::Options server_options;
+  server_options.listen = absl::GetFlag(FLAGS_listen);
+  server_options.insecure_listen = absl::GetFlag(FLAGS_insecure_listen);
+  PC_RETURN_IF_ERROR(server_options.Validate());
+  LOG(INFO) << "options:\n" << options.ToString();
+
+  PC_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker,
+                      Worker::Create(options));
+  server_options.inference.max_calls =
+      options.scheduler.max_queue + options.scheduler.max_running;
+  server_options.inference.model_info = ToProto(worker->description());
+  server_options.inference.daemon_attached = [w = worker.get()] {
+    return w->daemon_attached();
+  };
+  PC_ASSIGN_OR_RETURN(
+      const std::unique_ptr<WorkerServer> server,
+      WorkerServer::Create(server_options, worker->compiler(),
+                           worker->scheduler(), worker->registry()));
+  PC_RETURN_IF_ERROR(WritePort(absl::GetFlag(FLAGS_port_file), server->port()));
+  LOG(INFO) << "serving " << worker->description().name << " ("
+            << worker->description().numerics << ", "
+            << worker->description().num_threads << " threads) on port "
+            << server->port();
+
+  int signal = 0;
+  sigwait(&signals, &signal);
+  LOG(INFO) << "signal " << signal << ": finishing what runs";
+  const bool drained = server->Shutdown(absl::GetFlag(FLAGS_drain_timeout));
+  LOG(INFO) << (drained ? "all requests are done"
+                        : "requests that ran too long were cancelled");
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace promptcache::worker
+
+int main(int argc, char** argv) {
+  // Large buffers are kept: mapping them anew faults in every page (12 us each
+  // where this was measured).
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  absl::SetProgramUsageMessage(
+      "serves a language model over cached modules of prompts\n"
+      "  promptcache-worker --model=FILE.gguf [--daemon_socket=PATH]");
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  FLAGS_logtostderr = true;
+  google::InitGoogleLogging(argv[0]);
+  if (rest.size() > 1) {
+    std::fprintf(stderr, "promptcache-worker: unexpected argument '%s'\n",
+                 rest[1]);
+    return 2;
+  }
+  // Before any thread is made, so that only sigwait gets them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+
+  const absl::Status status = promptcache::worker::Run(signals);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "promptcache-worker: %s\n",
+               std::string(status.message()).c_str());
+  return absl::IsInvalidArgument(status) ? 2 : 1;
+}

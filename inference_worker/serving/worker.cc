@@ -1,0 +1,161 @@
+#include "inference_worker/serving/worker.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/byte_size.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+#include "inference_worker/engine/cpu_backend.h"
+#include "inference_worker/serving/schema_service.h"
+#include "inference_worker/tokenizer/bpe_tokenizer.h"
+
+namespace promptcache::worker {
+namespace {
+
+absl::StatusOr<ChatTemplate> ChooseTemplate(const std::string& name,
+                                            const ModelFile& file) {
+  if (!name.empty()) return ChatTemplate::FromName(name);
+  if (file.chat_template().empty()) {
+    LOG(INFO) << "the model file has no chat template: messages are plain text "
+                 "(--chat_template chooses one)";
+    return ChatTemplate::FromName("plain");
+  }
+  return ChatTemplate::FromJinja(file.chat_template());
+}
+
+std::string VerifyName(VerifyMode mode) {
+  switch (mode) {
+    case VerifyMode::kNever:
+      return "never";
+    case VerifyMode::kSample:
+      return "sample";
+    case VerifyMode::kAlways:
+      return "always";
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::Status Worker::Options::Validate() const {
+  if (model.empty()) {
+    return absl::InvalidArgumentError("--model is not set: give a GGUF file");
+  }
+  if (acquire_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("--acquire_timeout must be positive");
+  }
+  return scheduler.Validate();
+}
+
+std::string Worker::Options::ToString() const {
+  return absl::StrCat(
+      "--model=", model, "\n--daemon_socket=", daemon_socket,
+      "\n--chat_template=", chat_template, "\n--kernels=", kernels,
+      "\n--threads=", num_threads,
+      "\n--tail_bytes=", FormatByteSize(tail_bytes),
+      "\n--context_length=", scheduler.context_length,
+      "\n--step_tokens=", scheduler.step_tokens,
+      "\n--max_running=", scheduler.max_running,
+      "\n--max_queue=", scheduler.max_queue,
+      "\n--verify=", VerifyName(scheduler.verify),
+      "\n--acquire_timeout=", absl::FormatDuration(acquire_timeout),
+      "\n--pending_timeout=", absl::FormatDuration(scheduler.pending_timeout));
+}
+
+absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
+    const Options& options) {
+  PC_ASSIGN_OR_RETURN(
+      std::unique_ptr<ModelFile> file,
+      OpenModelFile(options.model,
+                    {.fingerprint_cache_dir = options.fingerprint_cache}));
+  PC_ASSIGN_OR_RETURN(tokenizer_, CreateTokenizer(file->vocabulary()));
+  PC_ASSIGN_OR_RETURN(chat_template_,
+                      ChooseTemplate(options.chat_template, *file));
+  PC_ASSIGN_OR_RETURN(const Digest fingerprint, file->Fingerprint());
+  PC_ASSIGN_OR_RETURN(
+      backend_, CreateCpuBackend(*file, {.num_threads = options.num_threads,
+                                         .kernels = options.kernels,
+                                         .progress = options.progress}));
+  // States depend on the arithmetic, too.
+  model_fingerprint_ = Sha256()
+                           .Add("file", fingerprint)
+                           .Add("numerics", backend_->numerics())
+                           .Finish();
+
+  const ModelConfig& config = file->config();
+  description_.name = config.name;
+  description_.architecture = config.architecture;
+  description_.path = file->path();
+  description_.context_length = options.scheduler.context_length == 0
+                                    ? backend_->context_length()
+                                    : std::min(options.scheduler.context_length,
+                                               backend_->context_length());
+  description_.vocab_size = backend_->vocab_size();
+  description_.num_layers = config.num_layers;
+  description_.numerics = backend_->numerics();
+  description_.kernels =
+      backend_->numerics().substr(backend_->numerics().find('/') + 1);
+  description_.chat_template = chat_template_.name();
+  description_.fingerprint = model_fingerprint_.ToHex();
+  description_.num_threads = backend_->num_threads();
+  return file;
+}
+
+absl::Status Worker::Connect(const Options& options) {
+  PC_ASSIGN_OR_RETURN(registry_, RegistryClient::Create(
+                                     {.socket_path = options.daemon_socket}));
+  schemas_ = std::make_unique<RegistrySchemaSource>(registry_.get());
+  PromptCompiler::Options compile;
+  compile.identity.model_fingerprint = model_fingerprint_;
+  compile.identity.tokenizer_digest = tokenizer_->digest();
+  compile.identity.layout = backend_->layout();
+  compile.context_length = static_cast<int32_t>(description_.context_length);
+  compiler_ = std::make_unique<PromptCompiler>(compile, tokenizer_.get(),
+                                               chat_template_, schemas_.get());
+  if (options.daemon_socket.empty()) return absl::OkStatus();
+
+  CacheClient::Options cache;
+  cache.socket_path = options.daemon_socket;
+  cache.worker_id = absl::StrCat("worker-", getpid());
+  cache.model = description_.name;
+  cache.layout = backend_->layout();
+  cache.acquire_timeout = options.acquire_timeout;
+  cache.on_schema_changed = [compiler = compiler_.get()](
+                                const std::string& name, uint64_t) {
+    compiler->Invalidate(name);
+  };
+  cache.on_attached = [compiler = compiler_.get()] {
+    compiler->InvalidateAll();
+  };
+  PC_ASSIGN_OR_RETURN(cache_, CacheClient::Create(cache));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const Options& options) {
+  PC_RETURN_IF_ERROR(options.Validate());
+  std::unique_ptr<Worker> worker(new Worker());
+  {
+    // The file is not needed once its weights are packed.
+    PC_ASSIGN_OR_RETURN(const std::unique_ptr<ModelFile> file,
+                        worker->LoadModel(options));
+  }
+  PC_ASSIGN_OR_RETURN(
+      worker->pages_,
+      PrivatePages::Create(worker->backend_->layout(), options.tail_bytes));
+  PC_RETURN_IF_ERROR(worker->Connect(options));
+  PC_ASSIGN_OR_RETURN(
+      worker->scheduler_,
+      Scheduler::Create(options.scheduler, worker->backend_.get(),
+                        worker->pages_.get(), worker->tokenizer_.get(),
+                        worker->cache_.get()));
+  return worker;
+}
+
+Worker::~Worker() = default;
+
+}  // namespace promptcache::worker
