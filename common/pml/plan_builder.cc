@@ -83,10 +83,13 @@ class Builder {
       }
       if (n == scaffold.modules.size()) complete.push_back(&scaffold);
     }
-    std::stable_sort(complete.begin(), complete.end(),
-                     [](const SchemaScaffold* a, const SchemaScaffold* b) {
-                       return a->modules.size() > b->modules.size();
-                     });
+    std::sort(complete.begin(), complete.end(),
+              [](const SchemaScaffold* a, const SchemaScaffold* b) {
+                if (a->modules.size() != b->modules.size()) {
+                  return a->modules.size() > b->modules.size();
+                }
+                return a < b;  // of one array: the order of declaration
+              });
     std::vector<bool> taken(tree_.modules.size(), false);
     for (const SchemaScaffold* scaffold : complete) {
       const auto is_taken = [&](int32_t m) {
