@@ -66,7 +66,10 @@ absl::Status PmlError::ToStatus() const {
   if (place.column > 0) absl::StrAppend(&message, ", column ", place.column);
   if (!detail.empty()) absl::StrAppend(&message, ": ", detail);
   absl::Status status = absl::InvalidArgumentError(message);
-  status.SetPayload(kPayloadUrl, absl::Cord(Payload(*this)));
+  // From a view: Cord's constructor from a string does not link with clang
+  // against Debian's library.
+  const std::string payload = Payload(*this);
+  status.SetPayload(kPayloadUrl, absl::Cord(absl::string_view(payload)));
   return status;
 }
 

@@ -1,14 +1,10 @@
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "common/pml/names.h"
 #include "common/pml/schema_tree.h"
 #include "common/pml/white_space.h"
@@ -100,7 +96,6 @@ class Reader {
   absl::Status ReadRole(const XmlElement& e, Role role, const Scope& scope);
   absl::Status ReadScaffold(const XmlElement& e, const Scope& scope);
   absl::Status ExpectNoContent(const XmlElement& e);
-  absl::Status JudgeScaffold(SchemaScaffold* scaffold);
 
   // Ends the text before a module or param, or where the message changes.
   void EndText(const Scope& scope);
@@ -134,9 +129,7 @@ absl::StatusOr<SchemaTree> Reader::Read(const XmlElement& root) {
   tree_.name = *root.Attribute("name");
   PC_RETURN_IF_ERROR(ReadChildren(root, scope));
   EndText(scope);
-  for (SchemaScaffold& scaffold : tree_.scaffolds) {
-    PC_RETURN_IF_ERROR(JudgeScaffold(&scaffold));
-  }
+  PC_RETURN_IF_ERROR(JudgeScaffolds(&tree_));
   return std::move(tree_);
 }
 
@@ -407,48 +400,6 @@ absl::Status Reader::ExpectNoContent(const XmlElement& e) {
                    absl::StrCat("<", e.name, "> holds no text"));
     }
   }
-  return absl::OkStatus();
-}
-
-absl::Status Reader::JudgeScaffold(SchemaScaffold* scaffold) {
-  const auto fault = [&](std::string reason, std::string detail) {
-    return PmlError{.reason = std::move(reason),
-                    .source = Source::kSchema,
-                    .place = scaffold->place,
-                    .detail = std::move(detail)}
-        .ToStatus();
-  };
-  const std::vector<std::string> names = absl::StrSplit(
-      scaffold->list, absl::ByAnyChar(" \t\n"), absl::SkipEmpty());
-  for (const std::string& name : names) {
-    const int32_t index = tree_.Find(name);
-    if (index < 0 || module(index).parent >= 0) {
-      return fault("PML_UNKNOWN_MODULE",
-                   absl::StrCat("no module \"", name, "\" at the root"));
-    }
-    scaffold->modules.push_back(index);
-  }
-  if (names.size() < 2) {
-    return fault("PML_BAD_SCAFFOLD", "a scaffold names two or more modules");
-  }
-  absl::flat_hash_set<int32_t> seen;
-  absl::flat_hash_set<int32_t> unions;
-  for (const int32_t index : scaffold->modules) {
-    const SchemaModule& m = module(index);
-    const bool leaf = std::none_of(
-        m.parts.begin(), m.parts.end(),
-        [](const auto& part) { return part.kind != SchemaPart::Kind::kText; });
-    const bool one_of_union =
-        m.union_id < 0 || unions.insert(m.union_id).second;
-    if (m.cached && leaf && one_of_union && seen.insert(index).second) continue;
-    return fault(
-        "PML_BAD_SCAFFOLD",
-        absl::StrCat("module \"", m.name,
-                     "\": a scaffold's modules are different cached ones of "
-                     "the root, without params and modules of their own, no "
-                     "two of one union"));
-  }
-  scaffold->names = absl::StrJoin(names, " ");
   return absl::OkStatus();
 }
 

@@ -124,7 +124,10 @@ struct SchemaSource {
 // Reads and judges a document, all but lengths in tokens.
 absl::StatusOr<SchemaTree> ReadSchema(const SchemaSource& source);
 
-// Tokenises, places and finds contexts. PML_ARGUMENT_TOO_LONG for a scaffold
+// The lists of the scaffolds, which name modules by what the whole tree holds.
+absl::Status JudgeScaffolds(SchemaTree* tree);
+
+// Tokenises and places. PML_ARGUMENT_TOO_LONG for a scaffold
 // text that does not fit its slot.
 absl::Status LayOutSchema(const Tokenizer& tokenizer,
                           const ChatTemplate& chat_template, SchemaTree* tree);
