@@ -212,13 +212,13 @@ TEST(BpeTokenizerTest, AMebibyteOfOneLetterTakesLessThanASecond) {
   const auto tokenizer = TokenizerOf(SmolLm2Path());
   for (const char* unit : {"a", " ", "\n", "7", ".", "\u00e9", "\xFF", "' "}) {
     std::string text;
-    while (text.size() < 1 << 20) text += unit;
+    while (text.size() < (kSlowBuild ? 1 << 17 : 1 << 20)) text += unit;
     // Of the processor, which a busy machine does not stretch.
     const std::clock_t begin = std::clock();
     EXPECT_FALSE(tokenizer->Encode(text).empty());
     const double seconds =
         static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-    EXPECT_LT(seconds, kSlowBuild ? 20 : 1) << unit;
+    EXPECT_LT(seconds, kSlowBuild ? 5 : 1) << unit;
   }
 }
 
