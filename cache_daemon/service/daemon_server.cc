@@ -204,7 +204,8 @@ absl::Status DaemonServer::Parts::MakeServices(const Options& options,
                   .tasks = tasks.get(),
                   .hub = hub.get(),
                   .clock = clock,
-                  .daemon_id = daemon_id};
+                  .daemon_id = daemon_id,
+                  .max_queued_bytes = options.max_session_queue_bytes};
   node_service =
       std::make_unique<NodeService>(&session_deps, registry.get(), &events);
   const CacheService::Deps deps{.cache = cache.get(),

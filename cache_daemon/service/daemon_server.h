@@ -35,6 +35,9 @@ class DaemonServer {
     std::vector<uid_t> allowed_uids;
     std::vector<gid_t> allowed_gids;
     size_t max_sessions = 256;
+    // Answers that wait for a worker that does not read them; beyond it the
+    // session is cut off.
+    size_t max_session_queue_bytes = size_t{16} << 20;
     PagePool::Options pool;
     ModuleCache::Options cache;
     Registry::Options registry;
