@@ -68,6 +68,7 @@ class RecordingSink final : public GenerationSink {
   }
   void OnToken(TokenEvent event) override {
     MutexLock lock(&mu_);
+    if (tokens_.empty()) first_top_ = event.top;
     tokens_.push_back(event.id);
     text_ += event.text;
     changed_.SignalAll();
@@ -104,6 +105,10 @@ class RecordingSink final : public GenerationSink {
   std::string text() {
     MutexLock lock(&mu_);
     return text_;
+  }
+  std::vector<std::pair<int32_t, float>> first_top() {
+    MutexLock lock(&mu_);
+    return first_top_;
   }
   StartedEvent started() {
     MutexLock lock(&mu_);
@@ -143,6 +148,7 @@ class RecordingSink final : public GenerationSink {
   CompletedEvent completed_ ABSL_GUARDED_BY(mu_);
   std::vector<int32_t> tokens_ ABSL_GUARDED_BY(mu_);
   std::string text_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::pair<int32_t, float>> first_top_ ABSL_GUARDED_BY(mu_);
 };
 
 // The plan with its keys.
