@@ -17,8 +17,9 @@ namespace promptcache::worker {
 namespace {
 
 // Rows that go through a layer's matrices together: enough to reuse a weight
-// panel well, few enough for their activations to stay in the cache.
-constexpr size_t kBlockRows = 256;
+// panel well, few enough for their activations to stay in the cache; whole
+// blocks of every set of kernels (48, 96 and 128 rows).
+constexpr size_t kBlockRows = 384;
 
 constexpr uint32_t kMaxHeadDim = 256;
 
