@@ -332,7 +332,7 @@ TEST_P(CachePropertyTest, RandomUseOfOneTier) {
   config.options.pin_budget_bytes = 6 * kPageBytes;
   config.options.max_known_modules = 10;
   Make(config);
-  Run(3000);
+  Run(2000);
 }
 
 TEST_P(CachePropertyTest, RandomUseOfTwoTiers) {
@@ -340,7 +340,7 @@ TEST_P(CachePropertyTest, RandomUseOfTwoTiers) {
   config.options.pin_budget_bytes = 6 * kPageBytes;
   config.options.demote_free_fraction = 0.4;
   Make(config);
-  Run(3000);
+  Run(2000);
   EXPECT_GT(cache_->Stats().demotions, 0u);
   EXPECT_GT(cache_->Stats().promotions, 0u);
 }
