@@ -32,7 +32,7 @@ bool VisitNumber(GgufType type, const std::byte* p, const Visitor& visit) {
     case GgufType::kUint8:
       return visit(Load<uint8_t>(p)), true;
     case GgufType::kInt8:
-      return visit(Load<int8_t>(p)), true;
+      return visit(int16_t{Load<int8_t>(p)}), true;
     case GgufType::kUint16:
       return visit(Load<uint16_t>(p)), true;
     case GgufType::kInt16:

@@ -97,6 +97,7 @@ absl::StatusOr<TensorView> Locate(const GgufFile& file,
 
 absl::Status CheckNoOverlap(const std::map<std::string, TensorView>& tensors) {
   std::vector<const TensorView*> by_address;
+  by_address.reserve(tensors.size());
   for (const auto& [name, view] : tensors) by_address.push_back(&view);
   std::sort(by_address.begin(), by_address.end(),
             [](const TensorView* a, const TensorView* b) {
