@@ -17,21 +17,21 @@ class AmxProducts {
   // Packed rows that are multiplied at a time.
   static constexpr uint32_t kRows = 16;
 
+  // GCC 12 does not know that the tile instructions read memory: stores before
+  // this one stay before them.
+  static void FinishStores() { asm volatile("" ::: "memory"); }
+
   // Eight tiles of 16 rows of 64 bytes, until Release.
   static void Configure() {
-    struct alignas(64) Config {
-      uint8_t palette = 1;
-      uint8_t start_row = 0;
-      uint8_t reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    };
-    Config config;
-    for (int i = 0; i < 8; ++i) {
-      config.row_bytes[i] = 64;
-      config.rows[i] = kRows;
-    }
-    _tile_loadconfig(&config);
+    // A constant: stores to a local one could be dropped (see above).
+    alignas(64) static constexpr uint8_t kConfig[64] = {
+        // palette 1; bytes of a row, 16 bits each, from 16; rows from 48
+        1,  0,  0,  0,  0,  0,  0,  0,  0,  0, 0,  0, 0,  0, 0,  0,
+        64, 0,  64, 0,  64, 0,  64, 0,  64, 0, 64, 0, 64, 0, 64, 0,
+        0,  0,  0,  0,  0,  0,  0,  0,  0,  0, 0,  0, 0,  0, 0,  0,
+        16, 16, 16, 16, 16, 16, 16, 16, 0,  0, 0,  0, 0,  0, 0,  0};
+    FinishStores();
+    _tile_loadconfig(kConfig);
   }
   static void Release() { _tile_release(); }
 
@@ -76,6 +76,7 @@ class AmxProducts {
     const uint16_t* low = high + dim_groups_ * kTileElements;
     const uint16_t* keys = keys_;
     constexpr size_t kKeyBytes = kTileTokens * 4;
+    FinishStores();
     ZeroSums();
     for (uint32_t g = 0; g < dim_groups_; ++g) {
       _tile_loadd(4, high, kGroup * 2);
@@ -121,6 +122,7 @@ class AmxProducts {
 
   // Weighted values of the rows: [kRows][head_dim].
   const float* Sums(uint32_t tokens) {
+    FinishStores();
     const uint32_t token_groups = tokens > kGroup ? 2 : 1;
     const uint32_t dim_tiles = dim_ / 16;
     uint32_t tile = 0;
