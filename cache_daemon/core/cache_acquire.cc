@@ -260,6 +260,9 @@ void CacheState::CommitOne(SessionId session_id, const CommitModule& module,
   sessions_.at(session_id).reservations.erase(reservation.id);
   const auto lease = leases_.find(reservation.lease);
   const bool leased = lease != leases_.end();
+  const ModuleInfo* known = known_.Find(entry->key);
+  const bool wants_pin =
+      module.metadata.policy.pin || (known != nullptr && known->pinned);
   Update(entry, [&] {
     entry->reservation.reset();
     entry->state = ModuleState::kCommitted;
@@ -273,8 +276,8 @@ void CacheState::CommitOne(SessionId session_id, const CommitModule& module,
     entry->commit_time = now;
     entry->last_use_time = now;
     entry->expire_time = now + entry->ttl;
-    entry->pinned = module.metadata.policy.pin &&
-                    pinned_bytes() + entry->bytes() <= pin_budget_bytes();
+    entry->pinned =
+        wants_pin && pinned_bytes() + entry->bytes() <= pin_budget_bytes();
     if (leased) ++entry->num_leases;
   });
   if (leased) lease->second.entries.push_back(entry);

@@ -177,6 +177,7 @@ void CacheState::AddKnown(const ModuleInfo& module,
   info.state = ModuleState::kNone;
   info.tier = Tier::kNone;
   info.num_leases = 0;
+  info.pinned = module.pinned || module.metadata.policy.pin;
   info.absence = MissReason::kNotResident;
   known_.SetIdentity(info.isolation_domain, info.metadata.schema,
                      info.metadata.path, parts);

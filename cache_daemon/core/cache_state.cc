@@ -109,6 +109,8 @@ void CacheState::Hide(Entry* entry, EvictReason reason, absl::Time now,
   info.state = ModuleState::kNone;
   info.tier = Tier::kNone;
   info.num_leases = 0;
+  // Whoever pinned it still wants it, unless this is what they ask for.
+  info.pinned = entry->pinned && reason != EvictReason::kRequested;
   info.absence = reason == EvictReason::kExpired   ? MissReason::kExpired
                  : reason == EvictReason::kCorrupt ? MissReason::kCorrupt
                                                    : MissReason::kEvicted;

@@ -116,6 +116,8 @@ class ModuleCache {
   // Parallel to `modules`. A committed module is leased from now on under the
   // id of its Acquire's lease, unless that was released. InvalidArgument when
   // the number of sums or tokens is not the reservation's; nothing changes.
+  // Pinned if the policy says so, or if it was pinned when it expired, was
+  // found corrupt or lost by a restart (AddKnown).
   absl::StatusOr<std::vector<CommitResult>> Commit(
       SessionId session, std::span<const CommitModule> modules)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -362,6 +362,28 @@ TEST_F(PinTest, AnEvictedPinGivesItsBudgetBack) {
   EXPECT_EQ(cache_->Stats().pinned_bytes, 0u);
 }
 
+TEST_F(PinTest, APinFromBeforeARestartHoldsAgainOnceCommitted) {
+  ModuleInfo info;
+  info.key = KeyOf(1);
+  info.metadata.policy.pin = true;
+  cache_->AddKnown(info, {});
+  PutFree(Open(), 1);
+  EXPECT_TRUE(Info(1).pinned);
+}
+
+TEST_F(PinTest, APinOutlivesCorruptionButNotARequestedEviction) {
+  const SessionId a = Open();
+  PutFree(a, 1, 1, {.pin = true});
+  const AcquiredModule hit = AskOne(a, 1);
+  Fill(hit.runs, 99);
+  EXPECT_TRUE(cache_->ReportCorruption(KeyOf(1), hit.generation));
+  PutFree(a, 1);
+  EXPECT_TRUE(Info(1).pinned);
+  PC_EXPECT_OK(cache_->Evict({.all = true}));
+  PutFree(a, 1);
+  EXPECT_FALSE(Info(1).pinned);
+}
+
 TEST_F(IsolationTest, PagesOfAnotherDomainAreZeroed) {
   Make({.device_pages = 2});
   const SessionId a = Open();
