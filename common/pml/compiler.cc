@@ -12,10 +12,17 @@
 #include "common/pml/plan_builder.h"
 #include "common/pml/plan_modules.h"
 #include "common/pml/prompt_judge.h"
+#include "common/pml/xml.h"
 #include "common/status_macros.h"
 
 namespace promptcache::pml {
 namespace {
+
+absl::Status CheckBytes(size_t num_bytes, const CompileOptions& options) {
+  return CheckLimit(Source::kPrompt, "document bytes",
+                    static_cast<int64_t>(num_bytes),
+                    options.limits.prompt_bytes);
+}
 
 absl::StatusOr<Plan> FreshPlan(const MarkedText& text,
                                const Tokenizer& tokenizer,
@@ -141,6 +148,7 @@ absl::StatusOr<Plan> CompileWarm(const Schema& schema,
 absl::StatusOr<Plan> CompileText(std::string_view text,
                                  const Tokenizer& tokenizer,
                                  const CompileOptions& options) {
+  PC_RETURN_IF_ERROR(CheckBytes(text.size(), options));
   MarkedText marked;
   marked.AppendText(text);
   return FreshPlan(marked, tokenizer, options);
@@ -151,7 +159,10 @@ absl::StatusOr<Plan> CompileMessages(std::span<const ChatMessage> messages,
                                      const ChatTemplate& chat_template,
                                      const CompileOptions& options) {
   MarkedText marked;
+  size_t num_bytes = 0;
   for (const ChatMessage& message : messages) {
+    num_bytes += message.role.size() + message.content.size();
+    PC_RETURN_IF_ERROR(CheckBytes(num_bytes, options));
     const std::optional<Role> role = RoleOf(message.role);
     if (!role.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/chat_template.h"
+#include "common/pml/limits.h"
 #include "common/pml/plan.h"
 #include "common/pml/prompt.h"
 #include "common/pml/schema.h"
@@ -20,6 +21,8 @@ struct CompileOptions {
   // Of the model, in tokens: neither a plan's positions nor its tokens go
   // past it. 0: not checked.
   int32_t context_length = 8192;
+  // Of prompts without a schema: their bytes. Others were read within limits.
+  Limits limits;
 };
 
 // Judges the prompt against the schema and lays the plan out. A PmlError of

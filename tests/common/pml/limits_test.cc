@@ -45,6 +45,18 @@ TEST(LimitsTest, DocumentBytes) {
               prompt_bytes - 1);
 }
 
+TEST(LimitsTest, BytesOfPromptsWithoutASchema) {
+  const CompileOptions options{.limits = {.prompt_bytes = 5}};
+  const std::vector<ChatMessage> messages = {{"user", "a"}, {"user", "b"}};
+  EXPECT_THAT(CompileText("12345", Fake(), options), IsOk());
+  ExpectLimit(*PmlErrorOf(CompileText("123456", Fake(), options).status()),
+              Source::kPrompt, "document bytes", 6, 5);
+  ExpectLimit(
+      *PmlErrorOf(
+          CompileMessages(messages, Fake(), ChatMl(), options).status()),
+      Source::kPrompt, "document bytes", 10, 5);
+}
+
 TEST(LimitsTest, Depth) {
   EXPECT_THAT(CompileSchema(Nested(32), Fake(), ChatMl()), IsOk());
   ExpectLimit(ErrorOf(Nested(33), kPrompt), Source::kSchema, "depth", 33, 32);
