@@ -86,10 +86,17 @@ size_t PackedMatrix::ElementIndex(uint32_t row, uint32_t col) const {
 }
 
 void PackedMatrix::ReadRow(uint32_t index, float* out) const {
-  const uint16_t* const data =
-      reinterpret_cast<const uint16_t*>(memory_.data());
-  for (uint32_t col = 0; col < num_cols_; ++col) {
-    out[col] = FromBf16(data[ElementIndex(index, col)]);
+  const uint16_t* const first =
+      reinterpret_cast<const uint16_t*>(memory_.data()) +
+      ElementIndex(index, 0);
+  if (layout_ == PanelLayout::kColumnPairs) {
+    for (size_t col = 0; col < num_cols_; ++col) {
+      out[col] = FromBf16(first[col * panel_cols_]);
+    }
+    return;
+  }
+  for (size_t col = 0; col < num_cols_; ++col) {
+    out[col] = FromBf16(first[col / 2 * 2 * panel_cols_ + col % 2]);
   }
 }
 
