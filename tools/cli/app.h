@@ -39,6 +39,7 @@ void AddCount(CLI::App* app, const Globals* globals, Action* action);
 void AddWarm(CLI::App* app, const Globals* globals, Action* action);
 void AddCache(CLI::App* app, const Globals* globals, Action* action);
 void AddPml(CLI::App* app, const Globals* globals, Action* action);
+void AddCheck(CLI::App* app, const Globals* globals, Action* action);
 void AddModel(CLI::App* app, const Globals* globals, Action* action);
 
 }  // namespace promptcache::cli

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 // A directory of the XDG base directory specification.
 fs::path XdgDir(const char* variable, const char* below_home) {
   const char* dir = std::getenv(variable);
-  if (dir != nullptr && *dir == '/') return dir;
+  if (dir != nullptr && *dir != '\0') return dir;
   const char* home = std::getenv("HOME");
   return fs::path(home != nullptr ? home : "/") / below_home;
 }

@@ -19,8 +19,10 @@ bool IsServing(const std::string& address, absl::Duration timeout) {
   grpc::ClientContext context;
   context.set_deadline(deadline);
   grpc::CompletionQueue queue;
+  const grpc::Slice nothing;
+  const grpc::ByteBuffer request(&nothing, 1);  // a buffer, though an empty one
   auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check",
-                                    grpc::ByteBuffer(), &queue);
+                                    request, &queue);
   call->StartCall();
   grpc::ByteBuffer response;
   grpc::Status status;

@@ -58,6 +58,7 @@ int main(int argc, char** argv) {
   AddWarm(&app, &globals, &action);
   AddCache(&app, &globals, &action);
   AddPml(&app, &globals, &action);
+  AddCheck(&app, &globals, &action);
   AddModel(&app, &globals, &action);
   try {
     app.parse(argc, argv);
