@@ -45,7 +45,7 @@ TEST(CpuBackendTest, RefusesOptionsAndModelsThatItCannotRun) {
   EXPECT_THAT(
       CreateCpuBackend(*TinyModelFile(), {.page_tokens = 0}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("page_tokens 0")));
-  TinyLlamaSpec spec = kOddSpec;
+  TinyLlamaSpec spec = OddSpec();
   spec.head_dim = 24;
   EXPECT_THAT(CreateCpuBackend(*TinyModelFile(spec), {}),
               StatusIs(absl::StatusCode::kInvalidArgument,

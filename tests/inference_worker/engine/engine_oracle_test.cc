@@ -152,7 +152,7 @@ TEST_P(EngineOracleTest, AModuleOnePlaceOffIsFarBeyondTheTolerance) {
 }
 
 const ModelAndKernels kModels[] = {
-    {"Odd", kOddSpec},
+    {"Odd", OddSpec()},
     {"OneHead",
      {.layers = 1,
       .heads = 1,

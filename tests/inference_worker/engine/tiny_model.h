@@ -15,20 +15,22 @@ namespace promptcache::worker {
 
 // Sizes that are no multiple of a kernel's tile; several query heads to a key
 // head.
-inline constexpr TinyLlamaSpec kOddSpec = {.layers = 3,
-                                           .heads = 6,
-                                           .kv_heads = 2,
-                                           .head_dim = 32,
-                                           .hidden = 96,
-                                           .ffn = 160,
-                                           .vocab = 333,
-                                           .context = 4096};
+inline TinyLlamaSpec OddSpec() {
+  return {.layers = 3,
+          .heads = 6,
+          .kv_heads = 2,
+          .head_dim = 32,
+          .hidden = 96,
+          .ffn = 160,
+          .vocab = 333,
+          .context = 4096};
+}
 
 // Written, opened, and the file removed: weights stay mapped.
-std::unique_ptr<ModelFile> TinyModelFile(const TinyLlamaSpec& spec = kOddSpec);
+std::unique_ptr<ModelFile> TinyModelFile(const TinyLlamaSpec& spec = OddSpec());
 
 struct TinyBackendOptions {
-  TinyLlamaSpec spec = kOddSpec;
+  TinyLlamaSpec spec = OddSpec();
   std::string kernels = "auto";
   uint32_t threads = 2;
   uint32_t page_tokens = 16;
