@@ -36,16 +36,56 @@ enum class RopePairing {
   kInterleaved,  // element 2i pairs with 2i + 1 (GGUF's llama)
 };
 
+// How a rotation's frequencies are stretched beyond the trained context.
+enum class RopeScalingKind {
+  kNone,
+  kLinear,  // positions divided by `factor`
+  kLlama3,  // low frequencies divided, high ones kept, a ramp between
+  kYarn,    // the same idea, with an attention factor (arXiv 2309.00071)
+  // Depend on the length of the request: refused for reuse.
+  kDynamicNtk,
+  kLongRope,
+};
+
+struct RopeScaling {
+  RopeScalingKind kind = RopeScalingKind::kNone;
+  float factor = 1;
+  uint32_t original_context = 0;
+  float low_freq_factor = 1;   // llama3
+  float high_freq_factor = 4;  // llama3
+  float beta_fast = 32;        // yarn
+  float beta_slow = 1;         // yarn
+  // yarn: multiplies cos and sin; 0: the default, 0.1 ln(factor) + 1.
+  float attention_factor = 0;
+};
+
 struct RopeConfig {
   float theta = 10000.0f;
   uint32_t dims = 0;  // rotated elements of a head; the rest is left alone
   RopePairing pairing = RopePairing::kHalfSplit;
+  RopeScaling scaling;
 };
 
-enum class FileKind { kGguf };
+// Where a token's position enters.
+enum class PositionKind {
+  kRope,
+  kAlibi,    // a bias on the scores: slope of the head times the distance
+  kLearned,  // a table added at the embedding: modules cannot move
+};
+enum class NormKind { kRms, kLayer };
+enum class Activation {
+  kSilu,
+  kGelu,      // by erf
+  kGeluTanh,  // its tanh approximation
+  kRelu,
+};
+enum class ResidualKind {
+  kSequential,  // x += attention(norm(x)); x += ffn(norm'(x))
+  kParallel,    // x += attention(norm(x)) + ffn(norm'(x)); norm' may be norm
+};
 
 struct ModelConfig {
-  std::string architecture;  // "llama"
+  std::string architecture;  // "llama", "qwen2", "falcon", ...
   std::string name;
   uint32_t num_layers = 0;
   uint32_t hidden_dim = 0;
@@ -58,22 +98,70 @@ struct ModelConfig {
   float norm_epsilon = 1e-5f;
   RopeConfig rope;
   bool tied_embeddings = false;
+
+  PositionKind positions = PositionKind::kRope;
+  // Learned positions: row of the table for position 0 (OPT: 2).
+  uint32_t position_table_offset = 0;
+  // ALiBi: 2^(-alibi_max_bias * i / n) slopes (MPT section 3.1,
+  // alibi_bias_max), and whether the bias is added before the division by
+  // sqrt(head_dim) (Falcon) or after it (MPT).
+  float alibi_max_bias = 8;
+  bool alibi_before_scale = false;
+  NormKind norm = NormKind::kRms;
+  // Added to a norm's weight (Gemma: 1).
+  float norm_weight_offset = 0;
+  Activation activation = Activation::kSilu;
+  // ffn = down(act(gate) * up) when true, down(act(up)) when false.
+  bool gated_ffn = true;
+  ResidualKind residual = ResidualKind::kSequential;
+  // Parallel only: one norm feeds both attention and feed-forward.
+  bool shared_parallel_norm = false;
+  // An RMS norm over each head of q and k before the rotation (Qwen 3, Gemma
+  // 3).
+  bool qk_norm = false;
+  // Norms on the outputs of attention and feed-forward (Gemma 3).
+  bool post_norms = false;
+  float embedding_scale = 1;  // Gemma: sqrt(hidden_dim)
+  float attention_scale = 0;  // 0: 1 / sqrt(head_dim)
+  // Per layer: tokens that a token sees, itself included, in plan order; 0:
+  // all. Empty: all layers 0.
+  std::vector<uint32_t> layer_windows;
+  // Per layer with a window: the base of its rotation, unscaled (Gemma 3's
+  // local layers). 0: rope.theta everywhere.
+  float local_rope_theta = 0;
 };
 
-// Which tensor of a layer (or, layer-less, of the model).
+// Which tensor of a layer (or, layer-less, of the model). A file's fused
+// tensors are handed out in parts, so that every role is its own matrix. Norms'
+// and matrices' biases are vectors; absent ones are NotFound.
 enum class TensorRole {
-  kTokenEmbedding,  // [vocab, hidden]
-  kOutputNorm,      // [hidden]
-  kOutput,          // [vocab, hidden]; absent when embeddings are tied
-  kAttentionNorm,   // [hidden]
-  kQuery,           // [num_heads * head_dim, hidden]
-  kKey,             // [num_kv_heads * head_dim, hidden]
-  kValue,           // [num_kv_heads * head_dim, hidden]
-  kAttentionOut,    // [hidden, num_heads * head_dim]
-  kFfnNorm,         // [hidden]
-  kFfnGate,         // [ffn, hidden]
-  kFfnUp,           // [ffn, hidden]
-  kFfnDown,         // [hidden, ffn]
+  kTokenEmbedding,     // [vocab, hidden]
+  kPositionEmbedding,  // [positions, hidden]
+  kOutputNorm,         // [hidden]
+  kOutput,             // [vocab, hidden]; absent when embeddings are tied
+  kAttentionNorm,      // [hidden]
+  kQuery,              // [num_heads * head_dim, hidden]
+  kKey,                // [num_kv_heads * head_dim, hidden]
+  kValue,              // [num_kv_heads * head_dim, hidden]
+  kAttentionOut,       // [hidden, num_heads * head_dim]
+  kFfnNorm,            // [hidden]
+  kFfnGate,            // [ffn, hidden]
+  kFfnUp,              // [ffn, hidden]
+  kFfnDown,            // [hidden, ffn]
+  kQueryNorm,          // [head_dim]
+  kKeyNorm,            // [head_dim]
+  kPostAttentionNorm,  // [hidden]
+  kPostFfnNorm,        // [hidden]
+  kOutputNormBias,     // and so on: the bias of the role named
+  kOutputBias,
+  kAttentionNormBias,
+  kQueryBias,
+  kKeyBias,
+  kValueBias,
+  kAttentionOutBias,
+  kFfnNormBias,
+  kFfnUpBias,
+  kFfnDownBias,
 };
 
 // What the tokenizer needs of a file, as the file says it.

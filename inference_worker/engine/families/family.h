@@ -7,7 +7,6 @@
 
 namespace promptcache::worker {
 
-enum class NormKind { kRms };
 enum class FeedForward { kSwiGlu };
 
 // What a backend must know of an architecture beyond the numbers of its file
