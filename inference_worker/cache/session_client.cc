@@ -47,7 +47,8 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(
 
 SessionClient::SessionClient(const Options& options)
     : options_(options),
-      stub_(node::v1::NodeService::NewStub(NewChannel(options.socket_path))) {}
+      stub_(node::v1::NodeService::NewStub(NewChannel(options.socket_path))),
+      context_(std::make_unique<grpc::ClientContext>()) {}
 
 void SessionClient::Start() {
   node::v1::SessionRequest request;
@@ -64,9 +65,8 @@ void SessionClient::Start() {
   layout->set_type(static_cast<uint32_t>(options_.layout.type));
   layout->set_version(options_.layout.version);
 
-  stub_->async()->Session(&context_, this);
   MutexLock lock(&mu_);
-  self_ = shared_from_this();
+  stub_->async()->Session(context_.get(), this);
   started_ = true;
   // Writes come from any thread, until the session is lost.
   AddHold();
@@ -196,11 +196,14 @@ absl::StatusOr<node::v1::AcquireReply> SessionClient::WaitResolved(
 void SessionClient::Break(const absl::Status& why) {
   MutexLock lock(&mu_);
   Lose(why);
-  context_.TryCancel();
+  Cancel();
 }
 
 void SessionClient::Close() {
   const absl::Time deadline = absl::Now() + kCloseTimeout;
+  // Destroyed after the lock: the channel's end waits for gRPC's threads.
+  std::unique_ptr<node::v1::NodeService::Stub> stub;
+  std::unique_ptr<grpc::ClientContext> context;
   MutexLock lock(&mu_);
   closing_ = true;
   changed_.SignalAll();
@@ -211,10 +214,12 @@ void SessionClient::Close() {
   }
   if (!done_) {
     Lose(absl::CancelledError("closed"));
-    context_.TryCancel();
+    Cancel();
   }
   // Cancelled: gRPC comes to its end without the daemon's help.
   while (!done_) changed_.Wait(&mu_);
+  stub = std::move(stub_);
+  context = std::move(context_);
 }
 
 bool SessionClient::AddUser() {
@@ -242,7 +247,7 @@ void SessionClient::Enqueue(const node::v1::SessionRequest& request) {
   if (writes_.size() >= kMaxQueuedWrites) {
     Lose(absl::UnavailableError(absl::StrCat(
         "the cache daemon reads nothing: ", writes_.size(), " messages wait")));
-    context_.TryCancel();
+    Cancel();
     return;
   }
   writes_.push_back(request);
@@ -281,6 +286,10 @@ void SessionClient::Lose(const absl::Status& why) {
   RemoveHold();
 }
 
+void SessionClient::Cancel() {
+  if (!done_ && context_ != nullptr) context_->TryCancel();
+}
+
 void SessionClient::OnReadDone(bool ok) {
   if (!ok) {
     MutexLock lock(&mu_);
@@ -299,9 +308,7 @@ void SessionClient::OnWriteDone(bool ok) {
 }
 
 void SessionClient::OnDone(const grpc::Status& status) {
-  std::shared_ptr<SessionClient> self;  // dropped after the lock
   MutexLock lock(&mu_);
-  self = std::move(self_);
   if (!status.ok() && !closing_) {
     const absl::Status why = rpc::FromGrpcStatus(status);
     loss_ = absl::UnavailableError(

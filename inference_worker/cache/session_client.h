@@ -27,12 +27,14 @@ namespace promptcache::worker {
 // A lost session stays lost; memory stays mapped as long as somebody holds the
 // session, so that views of it never fault. Thread-safe.
 //
-// Held by: the CacheClient, while it is the current one; every lease of it;
-// and itself, until gRPC has said its last word (OnDone).
+// Held by the CacheClient, while it is the current one or has leases, and by
+// every lease of it. Whoever opened it must Close it before letting go, on a
+// thread that is not gRPC's: the channel is destroyed there, and gRPC's
+// callback threads end with the last channel that uses them, which must not
+// happen on one of them (gRPC 1.51 would join the thread with itself).
 class SessionClient final
     : public grpc::ClientBidiReactor<node::v1::SessionRequest,
-                                     node::v1::SessionResponse>,
-      public std::enable_shared_from_this<SessionClient> {
+                                     node::v1::SessionResponse> {
  public:
   struct Options {
     std::string socket_path;
@@ -81,7 +83,7 @@ class SessionClient final
   // The daemon broke the protocol: the session ends.
   void Break(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Sends what is queued, ends the stream and waits until gRPC is through with
-  // it; cancels when that takes long.
+  // it (cancels when that takes long), then lets the channel go. Idempotent.
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- users: leases and calls that may become one ------------------------
@@ -118,10 +120,10 @@ class SessionClient final
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Lose(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Cancel() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Const after Open.
   const Options options_;
-  std::unique_ptr<node::v1::NodeService::Stub> stub_;
   std::optional<ImportedMemory> memory_;
   node::v1::Welcome welcome_;
 
@@ -129,7 +131,6 @@ class SessionClient final
   std::atomic<bool> lost_{false};
 
   // gRPC's until the operation on it is done.
-  grpc::ClientContext context_;
   node::v1::SessionResponse read_;
   node::v1::SessionRequest write_;
 
@@ -147,7 +148,9 @@ class SessionClient final
   // On the stacks of their callers.
   absl::flat_hash_map<uint64_t, PendingCall*> calls_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Watched> watched_ ABSL_GUARDED_BY(mu_);
-  std::shared_ptr<SessionClient> self_ ABSL_GUARDED_BY(mu_);
+  // Both hold the channel; null once closed.
+  std::unique_ptr<node::v1::NodeService::Stub> stub_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<grpc::ClientContext> context_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace promptcache::worker
