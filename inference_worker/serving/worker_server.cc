@@ -16,6 +16,14 @@ constexpr int kMaxMessageBytes = 16 << 20;
 constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr uint32_t kRegistryThreads = 2;
 
+void SetServing(grpc::Server* server, bool serving) {
+  auto* health = server->GetHealthCheckService();
+  if (health == nullptr) return;
+  health->SetServingStatus(serving);
+  health->SetServingStatus("promptcache.v1.InferenceService", serving);
+  health->SetServingStatus("promptcache.v1.SchemaService", serving);
+}
+
 }  // namespace
 
 absl::Status WorkerServer::Options::Validate() const {
@@ -61,7 +69,7 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Create(
         absl::StrCat("cannot listen on ", options.listen,
                      ": the address is in use or not of this machine"));
   }
-  worker->server_->GetHealthCheckService()->SetServingStatus(true);
+  SetServing(worker->server_.get(), true);
   return worker;
 }
 
@@ -71,9 +79,7 @@ WorkerServer::~WorkerServer() {
 
 bool WorkerServer::Shutdown(absl::Duration grace) {
   const absl::Time deadline = absl::Now() + grace;
-  if (auto* health = server_->GetHealthCheckService()) {
-    health->SetServingStatus(false);
-  }
+  SetServing(server_.get(), false);
   const bool drained = scheduler_->Drain(deadline);
   // Cancels what is left; the scheduler then ends it.
   server_->Shutdown(absl::ToChronoTime(

@@ -1,0 +1,194 @@
+#include "inference_worker/serving/prompt_compiler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "common/pml/error.h"
+#include "inference_worker/serving/warm_plan.h"
+#include "tests/inference_worker/serving/plan_builder.h"
+#include "tests/support/fake_tokenizer.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A registry that counts, changes and goes away.
+class FakeSource final : public SchemaSource {
+ public:
+  absl::StatusOr<SchemaRecord> Fetch(const std::string& name) override {
+    ++fetches;
+    if (down) return absl::UnavailableError("cache daemon unavailable");
+    const auto it = records.find(name);
+    if (it == records.end()) return absl::NotFoundError("no such schema");
+    return it->second;
+  }
+  void Put(const std::string& name, const std::string& body) {
+    SchemaRecord& record = records[name];
+    record.name = name;
+    ++record.revision;
+    record.text = "<schema name=\"" + name + "\">" + body + "</schema>";
+  }
+
+  std::map<std::string, SchemaRecord> records;
+  int fetches = 0;
+  bool down = false;
+};
+
+class PromptCompilerTest : public ::testing::Test {
+ protected:
+  PromptCompilerTest() {
+    source_.Put("s",
+                "Hi. <module name=\"m\">one</module>"
+                "<module name=\"n\">two</module>");
+    PromptCompiler::Options options;
+    options.context_length = 1000;
+    options.max_prompts = 3;
+    compiler_ = std::make_unique<PromptCompiler>(
+        options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
+  }
+  absl::StatusOr<std::shared_ptr<const CompiledPrompt>> Pml(
+      const std::string& body, const std::string& schema = "s") {
+    return compiler_->Compile(
+        PmlText{"<prompt schema=\"" + schema + "\">" + body + "</prompt>"},
+        pml::Layout::kCompact);
+  }
+
+  FakeTokenizer tokenizer_;
+  FakeSource source_;
+  std::unique_ptr<PromptCompiler> compiler_;
+};
+
+TEST_F(PromptCompilerTest, KeepsSchemasAndPrompts) {
+  const auto first = Pml("<m/>x");
+  PC_ASSERT_OK(first);
+  EXPECT_EQ((*first)->identities.size(), (*first)->plan->modules.size());
+  EXPECT_EQ(*Pml("<m/>x"), *first);
+  EXPECT_NE(*Pml("<m/>y"), *first);
+  EXPECT_EQ(source_.fetches, 1);
+}
+
+TEST_F(PromptCompilerTest, DropsThePromptsNotUsedForLongest) {
+  const auto first = *Pml("1");
+  Pml("2").status().IgnoreError();
+  Pml("3").status().IgnoreError();
+  EXPECT_EQ(*Pml("1"), first);
+  Pml("4").status().IgnoreError();  // in place of 2
+  EXPECT_EQ(*Pml("1"), first);
+  Pml("5").status().IgnoreError();
+  Pml("6").status().IgnoreError();
+  Pml("7").status().IgnoreError();
+  EXPECT_NE(*Pml("1"), first);
+}
+
+TEST_F(PromptCompilerTest, AChangedSchemaIsSeenByTheNextPrompt) {
+  const auto before = *Pml("<m/>x");
+  source_.Put("s", "Hello. <module name=\"m\">other</module>");
+  EXPECT_EQ(*Pml("<m/>x"), before);  // nobody has said so yet
+  compiler_->Invalidate("s");
+  const auto after = *Pml("<m/>x");
+  EXPECT_NE(after->identities[0].key, before->identities[0].key);
+  source_.records.clear();
+  compiler_->Invalidate("s");
+  EXPECT_THAT(Pml("<m/>x"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("\"s\"")));
+}
+
+TEST_F(PromptCompilerTest, AnInvalidationWithoutAChangeKeepsPrompts) {
+  const auto schema = (*compiler_->GetSchema("s"))->schema;
+  compiler_->InvalidateAll();
+  EXPECT_EQ((*compiler_->GetSchema("s"))->schema, schema);
+  EXPECT_EQ(source_.fetches, 2);
+}
+
+TEST_F(PromptCompilerTest, WhatIsKnownIsServedWhileTheDaemonIsAway) {
+  const auto before = *Pml("<m/>x");
+  source_.down = true;
+  compiler_->InvalidateAll();
+  PC_EXPECT_OK(Pml("<n/>y"));
+  EXPECT_THAT(Pml("x", "other"),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
+  source_.down = false;
+  PC_EXPECT_OK(Pml("<m/>x"));
+  const int fetches = source_.fetches;
+  PC_EXPECT_OK(Pml("<m/>z"));
+  EXPECT_EQ(source_.fetches, fetches);  // fresh again
+}
+
+TEST_F(PromptCompilerTest, FormsAgree) {
+  pml::StructuredPrompt structured;
+  structured.schema = "s";
+  structured.items.push_back({pml::StructuredImport{.path = "m"}});
+  structured.items.push_back({std::string("a < b")});
+  const auto one = compiler_->Compile(structured, pml::Layout::kCompact);
+  PC_ASSERT_OK(one);
+  const auto two = *Pml("<m/>a &lt; b");
+  EXPECT_EQ((*one)->plan->spans.back().tokens, two->plan->spans.back().tokens);
+  EXPECT_EQ((*one)->identities[0].key, two->identities[0].key);
+}
+
+TEST_F(PromptCompilerTest, FormsOfTheSameTextAreNotTakenForEachOther) {
+  const auto text =
+      compiler_->Compile(PlainText{"hello"}, pml::Layout::kCompact);
+  const auto messages = compiler_->Compile(
+      std::vector<pml::ChatMessage>{{"user", "hello"}}, pml::Layout::kCompact);
+  PC_ASSERT_OK(text);
+  PC_ASSERT_OK(messages);
+  EXPECT_EQ((*text)->plan->num_tokens, 5);
+  EXPECT_GT((*messages)->plan->num_tokens, 5);
+  EXPECT_TRUE((*text)->plan->modules.empty());
+}
+
+TEST_F(PromptCompilerTest, FaultsAreTold) {
+  const auto unknown = Pml("<nope/>");
+  ASSERT_TRUE(pml::PmlErrorOf(unknown.status()).has_value());
+  EXPECT_EQ(pml::PmlErrorOf(unknown.status())->reason, "PML_UNKNOWN_MODULE");
+  EXPECT_THAT(
+      compiler_->Compile(PlainText{""}, pml::Layout::kCompact),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no tokens")));
+}
+
+TEST_F(PromptCompilerTest, PoliciesAreTheModulesOwnOrTheSchemas) {
+  source_.records["s"].policy.ttl = absl::Seconds(5);
+  source_.records["s"].module_policies["n"] = {.pin = true};
+  const auto prompt = *Pml("<m/><n/>x");
+  for (size_t i = 0; i < prompt->plan->modules.size(); ++i) {
+    const bool own = prompt->plan->modules[i].path == "n";
+    EXPECT_EQ(prompt->policies[i].pin, own);
+    EXPECT_EQ(prompt->policies[i].ttl, absl::Seconds(own ? -1 : 5));
+  }
+}
+
+TEST_F(PromptCompilerTest, WarmPromptsHaveTheKeysOfRealOnes) {
+  const auto prompt = *Pml("<m/>x");
+  const ModulePolicy policy{.ttl = absl::Seconds(9)};
+  const auto warm = compiler_->CompileWarm("s", {"m"}, &policy);
+  PC_ASSERT_OK(warm);
+  const CompiledPrompt& last = *warm->back();
+  EXPECT_TRUE(last.plan->spans.empty());
+  EXPECT_EQ(last.plan->modules.back().path, "m");
+  EXPECT_EQ(last.identities.back().key, prompt->identities.back().key);
+  EXPECT_EQ(last.policies.back().ttl, absl::Seconds(9));
+  EXPECT_THAT(compiler_->CompileWarm("s", {"nope"}, nullptr),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("nope")));
+}
+
+TEST(WarmPlanTest, AModuleGoesWithAllThatItSaw) {
+  PlanBuilder b(1);
+  b.AddModule({});
+  b.AddModule({});
+  b.AddModule({{.module = 1, .num_tokens = 1, .offset = -9}});
+  b.AddModule({{.module = 2, .num_tokens = 1, .offset = -9}});
+  const auto plan = b.Build();
+  EXPECT_EQ(WithContext(*plan, 3), (std::vector<size_t>{1, 2, 3}));
+  const pml::Plan part = ModulesOnly(*plan, {1, 2, 3});
+  EXPECT_EQ(part.modules[2].context[0].module, 1);
+  EXPECT_EQ(part.modules[1].context[0].module, 0);
+  EXPECT_EQ(part.modules[2].pieces, plan->modules[3].pieces);
+}
+
+}  // namespace
+}  // namespace promptcache::worker

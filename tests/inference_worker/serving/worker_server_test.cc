@@ -1,0 +1,432 @@
+// The services as clients see them, over an in-process channel.
+
+#include "inference_worker/serving/worker_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <utility>
+
+#include "common/rpc/grpc_status.h"
+#include "promptcache/v1/inference.grpc.pb.h"
+#include "promptcache/v1/schema.grpc.pb.h"
+#include "tests/inference_worker/serving/serving_fixture.h"
+#include "tests/support/fake_tokenizer.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+// The daemon's registry: one text a name. Thread-safe.
+class FakeRegistry final : public RegistryClient {
+ public:
+  absl::StatusOr<node::v1::PutSchemaResponse> PutSchema(
+      const node::v1::PutSchemaRequest& request) override {
+    MutexLock lock(&mu_);
+    if (down_) return Down();
+    v1::Schema& schema = schemas_[request.name()];
+    node::v1::PutSchemaResponse response;
+    response.set_created(schema.text() != request.text());
+    schema.set_name(request.name());
+    schema.set_text(request.text());
+    if (response.created()) schema.set_revision(schema.revision() + 1);
+    *schema.mutable_module_policies() = request.module_policies();
+    *response.mutable_schema() = schema;
+    return response;
+  }
+  absl::StatusOr<v1::Schema> GetSchema(const std::string& name,
+                                       uint64_t) override {
+    MutexLock lock(&mu_);
+    if (down_) return Down();
+    const auto it = schemas_.find(name);
+    if (it == schemas_.end()) return absl::NotFoundError("no such schema");
+    return it->second;
+  }
+  absl::StatusOr<v1::ListSchemasResponse> ListSchemas(
+      const v1::ListSchemasRequest&) override {
+    MutexLock lock(&mu_);
+    if (down_) return Down();
+    v1::ListSchemasResponse response;
+    for (const auto& [name, schema] : schemas_) {
+      *response.add_schemas() = schema;
+    }
+    return response;
+  }
+  absl::Status DeleteSchema(const std::string& name) override {
+    MutexLock lock(&mu_);
+    if (down_) return Down();
+    return schemas_.erase(name) > 0 ? absl::OkStatus()
+                                    : absl::NotFoundError("no such schema");
+  }
+  void SetDown(bool down) {
+    MutexLock lock(&mu_);
+    down_ = down;
+  }
+
+ private:
+  static absl::Status Down() {
+    return absl::UnavailableError("the cache daemon cannot be reached");
+  }
+  Mutex mu_;
+  std::map<std::string, v1::Schema> schemas_ ABSL_GUARDED_BY(mu_);
+  bool down_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+constexpr char kSchema[] =
+    "<schema name=\"s\">Hello there. <module name=\"m\">A module of "
+    "words.</module><module name=\"n\" cache=\"false\">new</module></schema>";
+
+struct Answer {
+  grpc::Status status;
+  v1::Started started;
+  std::string text;
+  int tokens = 0;
+  v1::Completed completed;
+};
+
+class WorkerServerTest : public ::testing::Test {
+ protected:
+  WorkerServerTest()
+      : backend_(4, static_cast<uint32_t>(tokenizer_.vocab_size())),
+        cache_(backend_.layout()),
+        source_(&registry_) {
+    PromptCompiler::Options options;
+    options.context_length = 4000;
+    compiler_ = std::make_unique<PromptCompiler>(
+        options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
+    pages_ = *PrivatePages::Create(backend_.layout(), 4000 * 64);
+    client_ = cache_.NewClient();
+    scheduler_ = *Scheduler::Create({}, &backend_, pages_.get(), &tokenizer_,
+                                    client_.get());
+    WorkerServer::Options server;
+    server.listen = "";
+    server.inference.max_calls = 4;
+    server.inference.model_info.set_name("hash");
+    server_ = *WorkerServer::Create(server, compiler_.get(), scheduler_.get(),
+                                    &registry_);
+    channel_ = server_->grpc_server()->InProcessChannel({});
+    inference_ = v1::InferenceService::NewStub(channel_);
+    schemas_ = v1::SchemaService::NewStub(channel_);
+  }
+  ~WorkerServerTest() override {
+    EXPECT_TRUE(server_->Shutdown(absl::Seconds(20)));
+    server_.reset();
+    scheduler_.reset();
+    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
+    EXPECT_EQ(cache_.counters().live_leases, 0u);
+  }
+
+  grpc::Status Put(const std::string& text,
+                   v1::CreateSchemaResponse* response = nullptr) {
+    v1::CreateSchemaResponse ignored;
+    v1::CreateSchemaRequest request;
+    request.set_text(text);
+    grpc::ClientContext context;
+    return schemas_->CreateSchema(&context, request,
+                                  response == nullptr ? &ignored : response);
+  }
+  static v1::GenerateRequest Pml(const std::string& body) {
+    v1::GenerateRequest request;
+    request.mutable_prompt()->set_pml("<prompt schema=\"s\">" + body +
+                                      "</prompt>");
+    request.set_max_tokens(6);
+    request.set_ignore_eos(true);
+    request.set_top_logprobs(2);
+    request.set_include_plan(true);
+    return request;
+  }
+  Answer Generate(const v1::GenerateRequest& request) {
+    Answer answer;
+    grpc::ClientContext context;
+    auto reader = inference_->Generate(&context, request);
+    v1::GenerateResponse response;
+    while (reader->Read(&response)) {
+      if (response.has_started()) answer.started = response.started();
+      if (response.has_delta()) {
+        answer.text += response.delta().text();
+        answer.tokens += response.delta().tokens_size();
+      }
+      if (response.has_completed()) answer.completed = response.completed();
+    }
+    answer.status = reader->Finish();
+    return answer;
+  }
+  static absl::Status StatusOf(const Answer& answer) {
+    return rpc::FromGrpcStatus(answer.status);
+  }
+
+  FakeTokenizer tokenizer_;
+  HashBackend backend_;
+  FakeCache cache_;
+  FakeRegistry registry_;
+  RegistrySchemaSource source_;
+  std::unique_ptr<PromptCompiler> compiler_;
+  std::unique_ptr<PrivatePages> pages_;
+  std::unique_ptr<CacheClient> client_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<WorkerServer> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::InferenceService::Stub> inference_;
+  std::unique_ptr<v1::SchemaService::Stub> schemas_;
+};
+
+TEST_F(WorkerServerTest, AnswersComeInOrderAndCountEverything) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  const Answer created = Generate(Pml("<m/>why"));
+  PC_ASSERT_OK(StatusOf(created));
+  const Answer cached = Generate(Pml("<m/>why"));
+  EXPECT_EQ(created.tokens, 6);
+  EXPECT_EQ(cached.text, created.text);
+  EXPECT_EQ(cached.completed.logits_sha256(),
+            created.completed.logits_sha256());
+  const v1::Usage& usage = cached.completed.usage();
+  EXPECT_EQ(
+      usage.prompt_tokens(),
+      usage.cached_tokens() + usage.created_tokens() + usage.fresh_tokens());
+  EXPECT_EQ(usage.fresh_tokens(), 3u);
+  EXPECT_EQ(created.completed.usage().created_tokens(), usage.cached_tokens());
+  EXPECT_EQ(cached.started.spans(0).source(), v1::SPAN_SOURCE_READ);
+  EXPECT_EQ(created.started.spans(1).miss_reason(), v1::MISS_REASON_NEVER_SEEN);
+  EXPECT_EQ(cached.completed.finish_reason(), v1::FINISH_REASON_MAX_TOKENS);
+  EXPECT_GT(cached.completed.timings().ttft_ms(), 0);
+  EXPECT_FALSE(cached.started.request_id().empty());
+}
+
+TEST_F(WorkerServerTest, EveryFormOfAPromptIsAnswered) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  v1::GenerateRequest text;
+  text.mutable_prompt()->set_text("once upon");
+  v1::GenerateRequest messages;
+  auto* message = messages.mutable_prompt()->mutable_messages()->add_messages();
+  message->set_role("user");
+  message->set_content("hi");
+  v1::GenerateRequest structured;
+  auto* s = structured.mutable_prompt()->mutable_structured();
+  s->set_schema("s");
+  s->add_items()->mutable_import()->set_path("m");
+  s->add_items()->set_text("why");
+  for (v1::GenerateRequest* request : {&text, &messages, &structured}) {
+    request->set_max_tokens(2);
+    PC_EXPECT_OK(StatusOf(Generate(*request)));
+  }
+}
+
+TEST_F(WorkerServerTest, PmlFaultsCarryReasonAndPlace) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  const Answer answer = Generate(Pml("x <nope/>"));
+  EXPECT_EQ(answer.status.error_code(), grpc::INVALID_ARGUMENT);
+  const auto info = rpc::GetErrorInfo(StatusOf(answer));
+  ASSERT_TRUE(info.has_value());
+  EXPECT_EQ(info->reason, "PML_UNKNOWN_MODULE");
+  EXPECT_EQ(info->metadata.at("source"), "prompt");
+  EXPECT_EQ(info->metadata.at("line"), "1");
+  EXPECT_EQ(info->metadata.at("column"), "22");
+
+  const absl::Status refused = rpc::FromGrpcStatus(
+      Put("<schema name=\"t\"><module name=\"schema\">x</module></schema>"));
+  ASSERT_TRUE(rpc::GetErrorInfo(refused).has_value());
+  EXPECT_EQ(rpc::GetErrorInfo(refused)->reason, "PML_BAD_NAME");
+}
+
+TEST_F(WorkerServerTest, BadFieldsAreNamed) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  std::map<std::string, v1::GenerateRequest> bad;
+  bad["prompt"] = {};
+  bad["top_logprobs"] = Pml("x");
+  bad["top_logprobs"].set_top_logprobs(21);
+  bad["sampling"] = Pml("x");
+  bad["sampling"].mutable_sampling()->set_temperature(-1);
+  bad["stop"] = Pml("x");
+  bad["stop"].add_stop("");
+  bad["cache_mode"] = Pml("x");
+  bad["cache_mode"].set_cache_mode(static_cast<v1::CacheMode>(9));
+  for (const auto& [field, request] : bad) {
+    const absl::Status status = StatusOf(Generate(request));
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 StartsWith(field)));
+    ASSERT_EQ(rpc::GetFieldViolations(status).size(), 1u) << field;
+    EXPECT_EQ(rpc::GetFieldViolations(status)[0].field, field);
+  }
+}
+
+TEST_F(WorkerServerTest, UnknownSchemasAndALostDaemonAreToldApart) {
+  EXPECT_EQ(Generate(Pml("x")).status.error_code(), grpc::NOT_FOUND);
+  registry_.SetDown(true);
+  EXPECT_EQ(Generate(Pml("x")).status.error_code(), grpc::UNAVAILABLE);
+  EXPECT_EQ(Put(kSchema).error_code(), grpc::UNAVAILABLE);
+}
+
+TEST_F(WorkerServerTest, SchemasArePutListedReadAndDeleted) {
+  v1::CreateSchemaResponse response;
+  ASSERT_TRUE(Put(kSchema, &response).ok());
+  EXPECT_TRUE(response.created());
+  ASSERT_EQ(response.modules_size(), 3);
+  EXPECT_EQ(response.modules(1).path(), "m");
+  EXPECT_FALSE(response.modules(2).cached());
+  response.Clear();
+  ASSERT_TRUE(Put(kSchema, &response).ok());
+  EXPECT_FALSE(response.created());
+  {
+    grpc::ClientContext context;
+    v1::GetSchemaRequest request;
+    request.set_name("s");
+    v1::Schema schema;
+    ASSERT_TRUE(schemas_->GetSchema(&context, request, &schema).ok());
+    EXPECT_EQ(schema.text(), kSchema);
+  }
+  {
+    grpc::ClientContext context;
+    v1::ListSchemasResponse list;
+    ASSERT_TRUE(schemas_->ListSchemas(&context, {}, &list).ok());
+    EXPECT_EQ(list.schemas_size(), 1);
+  }
+  PC_EXPECT_OK(StatusOf(Generate(Pml("x"))));
+  {
+    grpc::ClientContext context;
+    v1::DeleteSchemaRequest request;
+    request.set_name("s");
+    v1::DeleteSchemaResponse deleted;
+    ASSERT_TRUE(schemas_->DeleteSchema(&context, request, &deleted).ok());
+  }
+  EXPECT_EQ(Generate(Pml("x")).status.error_code(), grpc::NOT_FOUND);
+}
+
+TEST_F(WorkerServerTest, PoliciesMustNameModulesThatAreCached) {
+  for (const auto& [path, ok] :
+       std::map<std::string, bool>{{"m", true}, {"n", false}, {"zz", false}}) {
+    v1::CreateSchemaRequest request;
+    request.set_text(kSchema);
+    (*request.mutable_module_policies())[path].set_pin(true);
+    request.set_validate_only(true);
+    grpc::ClientContext context;
+    v1::CreateSchemaResponse response;
+    EXPECT_EQ(schemas_->CreateSchema(&context, request, &response).ok(), ok)
+        << path;
+  }
+  EXPECT_EQ(Generate(Pml("x")).status.error_code(), grpc::NOT_FOUND);
+}
+
+TEST_F(WorkerServerTest, WarmingStreamsProgress) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  for (const uint32_t already : {0u, 2u}) {
+    grpc::ClientContext context;
+    v1::WarmModulesRequest request;
+    request.set_schema("s");
+    auto reader = inference_->WarmModules(&context, request);
+    v1::WarmModulesResponse response;
+    uint32_t messages = 0;
+    while (reader->Read(&response)) {
+      EXPECT_EQ(response.modules_done(), ++messages);
+      EXPECT_EQ(response.modules_total(), 2u);
+    }
+    ASSERT_TRUE(reader->Finish().ok());
+    EXPECT_EQ(messages, 2u);
+    EXPECT_EQ(response.path(), "m");
+    EXPECT_EQ(response.tokens_done(), response.tokens_total());
+    EXPECT_EQ(response.already_cached(), already);
+  }
+  EXPECT_EQ(Generate(Pml("<m/>x")).completed.usage().created_tokens(), 0u);
+}
+
+TEST_F(WorkerServerTest, CountsWithoutComputing) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  grpc::ClientContext context;
+  v1::CountTokensRequest request;
+  *request.mutable_prompt() = Pml("<m/>why").prompt();
+  v1::CountTokensResponse response;
+  ASSERT_TRUE(inference_->CountTokens(&context, request, &response).ok());
+  EXPECT_EQ(response.prompt_tokens(), response.cacheable_tokens() + 3);
+  EXPECT_EQ(response.spans_size(), 3);
+  EXPECT_EQ(backend_.passes(), 0u);
+}
+
+TEST_F(WorkerServerTest, ADeadlineEndsTheCall) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("on and on");
+  request.set_max_tokens(3000);
+  request.set_ignore_eos(true);
+  backend_.SetHook([](std::span<const RowGroup>) {
+    absl::SleepFor(absl::Milliseconds(5));
+    return absl::OkStatus();
+  });
+  grpc::ClientContext context;
+  context.set_deadline(
+      absl::ToChronoTime(absl::Now() + absl::Milliseconds(150)));
+  auto reader = inference_->Generate(&context, request);
+  v1::GenerateResponse response;
+  while (reader->Read(&response)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(5)));
+  EXPECT_LT(backend_.passes(), 200u);
+}
+
+TEST_F(WorkerServerTest, AReaderThatLeavesOrStopsReadingHoldsNobodyUp) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("on and on");
+  request.set_max_tokens(2000);
+  request.set_ignore_eos(true);
+  grpc::ClientContext context;
+  auto reader = inference_->Generate(&context, request);
+  v1::GenerateResponse response;
+  ASSERT_TRUE(reader->Read(&response));
+  // It does not read on; another is served meanwhile.
+  v1::GenerateRequest other = request;
+  other.set_max_tokens(4);
+  EXPECT_EQ(Generate(other).tokens, 4);
+  context.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::CANCELLED);
+}
+
+TEST_F(WorkerServerTest, TooManyCallsAreRefusedWithADelay) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("on and on");
+  request.set_max_tokens(3);
+  Gate gate;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    gate.Wait();
+    return absl::OkStatus();
+  });
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>>> calls;
+  for (int i = 0; i < 4; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    calls.push_back(inference_->Generate(contexts.back().get(), request));
+  }
+  while (scheduler_->num_requests() < 4) absl::SleepFor(absl::Milliseconds(1));
+  const absl::Status refused = StatusOf(Generate(request));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("queue is full")));
+  EXPECT_TRUE(rpc::GetRetryDelay(refused).has_value());
+  gate.Open();
+  for (auto& call : calls) {
+    v1::GenerateResponse response;
+    while (call->Read(&response)) {
+    }
+    EXPECT_TRUE(call->Finish().ok());
+  }
+}
+
+TEST_F(WorkerServerTest, SaysWhatItServes) {
+  grpc::ClientContext context;
+  v1::ModelInfo info;
+  ASSERT_TRUE(inference_->GetModelInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.name(), "hash");
+}
+
+TEST(WorkerServerOptionsTest, OnlyThisMachineWithoutTls) {
+  WorkerServer::Options options;
+  PC_EXPECT_OK(options.Validate());
+  options.listen = "0.0.0.0:7070";
+  EXPECT_THAT(options.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("--insecure_listen")));
+  options.insecure_listen = true;
+  PC_EXPECT_OK(options.Validate());
+}
+
+}  // namespace
+}  // namespace promptcache::worker
