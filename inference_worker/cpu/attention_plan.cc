@@ -23,13 +23,6 @@ uint32_t RowsPerBlock(uint32_t heads_per_kv) {
   return std::max(1u, kMaxPackedRows * 3 / 4 / heads_per_kv);
 }
 
-RopeView ViewOf(const RopeTable* rope) {
-  if (rope == nullptr) return {};
-  return {.table = rope->Cos(0),
-          .num_pairs = rope->num_pairs(),
-          .interleaved = rope->pairing() == Pairing::kInterleaved};
-}
-
 AttentionTask TaskFor(const AttentionShape& shape, const AttentionGroup& group,
                       uint32_t kv_head) {
   const KvLayout& layout = shape.layout;
@@ -62,6 +55,13 @@ AttentionTask Rows(AttentionTask task, uint32_t first, uint32_t count) {
 }
 
 }  // namespace
+
+RopeView ViewOf(const RopeTable* rope) {
+  if (rope == nullptr) return {};
+  return {.table = rope->Cos(0),
+          .num_pairs = rope->num_pairs(),
+          .interleaved = rope->pairing() == Pairing::kInterleaved};
+}
 
 void AttentionPlan::AddView(const KvView& view, bool own) {
   for (uint32_t first = 0; first < view.num_tokens; first += kSegmentTokens) {

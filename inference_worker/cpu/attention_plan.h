@@ -12,6 +12,9 @@
 
 namespace promptcache::worker::cpu {
 
+// The table as kernels see it; null: nothing is rotated.
+RopeView ViewOf(const RopeTable* rope);
+
 // Cuts one call of Attend into tasks of about equal cost: blocks of query rows
 // for one kv head, and, where there are too few of those for the threads
 // (decoding), ranges of segments of a block, whose states the last task of the

@@ -32,13 +32,6 @@ void CheckRotation(const AttentionShape& shape, int32_t position,
       << "position " << position << ", offset " << view.position_offset;
 }
 
-RopeView ViewOf(const RopeTable* rope) {
-  if (rope == nullptr) return {};
-  return {.table = rope->Cos(0),
-          .num_pairs = rope->num_pairs(),
-          .interleaved = rope->pairing() == Pairing::kInterleaved};
-}
-
 void WriteRow(const IsaKernels& isa, const AttentionShape& shape,
               const KvWrite& write, uint32_t row) {
   const KvLayout& layout = shape.layout;

@@ -162,6 +162,8 @@ TEST_P(AttentionTest, MatchesDoublePrecisionForEveryHeadShape) {
   auto kernels = MakeKernels(GetParam(), 2);
   for (uint32_t dim : {16u, 32u, 48u, 64u, 80u, 96u, 112u, 128u, 256u}) {
     for (uint32_t heads : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u}) {
+      // Every group size where heads are usual, some elsewhere.
+      if (dim != 64 && heads % 3 != 1 && heads != 8) continue;
       const bool odd = heads % 2 == 1;
       const Case c = MakeCase({.head_dim = dim,
                                .num_kv_heads = 1 + heads % 3,
