@@ -18,7 +18,7 @@ namespace {
 
 struct DemoFlags {
   std::string model;
-  uint32_t max_tokens = 48;
+  uint32_t max_tokens = 32;
   uint32_t repeats = 5;
   std::vector<std::string> worker_args;
 };

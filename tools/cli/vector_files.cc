@@ -55,8 +55,10 @@ VectorFile ParseLines(const std::string& text) {
 void Split(const Json& document, const char* key, const char* word,
            VectorFile* file) {
   const Json& list = document[key];
+  Json frame = document;
+  frame.erase(key);
   for (size_t i = 0; i < list.size(); ++i) {
-    Json one = document;
+    Json one = frame;
     one[key] = Json::array({list[i]});
     file->parts.push_back(
         {NameOf(list[i], word, i),
