@@ -3,6 +3,9 @@
 //
 //   promptcache-bench-engine MODEL.gguf [--threads N] [--kernels NAME]
 //                            [--prefill 512 2048] [--repeat 3] [--json]
+//
+// On a busy machine look at the second figure, which counts processor time
+// instead of time: tokens / (processor seconds / threads).
 
 #include <malloc.h>
 
@@ -10,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -31,6 +35,8 @@ struct Options {
   std::vector<uint32_t> prefill = {512, 2048};
   uint32_t decode = 64;
   uint32_t decode_after = 512;
+  uint32_t fresh = 64;
+  uint32_t fresh_after = 2048;
   uint32_t repeat = 3;
   bool json = false;
 };
@@ -38,15 +44,27 @@ struct Options {
 struct Measurement {
   std::string name;
   uint32_t num_tokens = 0;
-  std::vector<double> tokens_per_s;  // one a repetition, ascending
+  // One a repetition, ascending.
+  std::vector<double> tokens_per_s;
+  std::vector<double> tokens_per_cpu_s;
 
   double median() const { return tokens_per_s[tokens_per_s.size() / 2]; }
+  double cpu_median() const {
+    return tokens_per_cpu_s[tokens_per_cpu_s.size() / 2];
+  }
 };
 
 double Seconds() {
   return std::chrono::duration<double>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+// Of all threads of the process.
+double CpuSeconds() {
+  timespec t = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 std::vector<int32_t> RandomIds(size_t count, uint32_t vocab) {
@@ -64,32 +82,43 @@ class Bench {
   absl::StatusOr<Measurement> Prefill(uint32_t num_tokens) {
     const std::vector<int32_t> ids =
         RandomIds(num_tokens, backend_.vocab_size());
-    return Repeat("prefill " + std::to_string(num_tokens), num_tokens,
-                  [&]() -> absl::StatusOr<double> {
-                    PrivateSpan span(pool_, 0);
-                    const double start = Seconds();
-                    PC_RETURN_IF_ERROR(span.Run(backend_, ids, {},
-                                                LogitsWanted::kLast, &logits_));
-                    return Seconds() - start;
-                  });
+    return Repeat("prefill " + std::to_string(num_tokens), num_tokens, [&] {
+      PrivateSpan span(pool_, 0);
+      return span.Run(backend_, ids, {}, LogitsWanted::kLast, &logits_);
+    });
   }
 
-  absl::StatusOr<Measurement> Decode() {
+  // What a prompt whose modules are all cached costs.
+  absl::StatusOr<Measurement> Fresh(const PrivateSpan& prompt) {
     const std::vector<int32_t> ids =
-        RandomIds(options_.decode_after, backend_.vocab_size());
+        RandomIds(options_.fresh, backend_.vocab_size());
+    const KvView seen = prompt.PlacedAt(0);
+    return Repeat(Name("fresh", options_.fresh, prompt), options_.fresh, [&] {
+      PrivateSpan span(pool_, prompt.next_position());
+      return span.Run(backend_, ids, {&seen, 1}, LogitsWanted::kLast, &logits_);
+    });
+  }
+
+  absl::StatusOr<Measurement> Decode(const PrivateSpan& prompt) {
+    return Repeat(Name("decode", options_.decode, prompt), options_.decode,
+                  [&] { return DecodeAfter(prompt); });
+  }
+
+  absl::StatusOr<PrivateSpan> Prompt(uint32_t num_tokens) {
     PrivateSpan span(pool_, 0);
-    PC_RETURN_IF_ERROR(
-        span.Run(backend_, ids, {}, LogitsWanted::kLast, &logits_));
-    return Repeat("decode " + std::to_string(options_.decode) + " after " +
-                      std::to_string(options_.decode_after),
-                  options_.decode, [&]() -> absl::StatusOr<double> {
-                    const double start = Seconds();
-                    PC_RETURN_IF_ERROR(DecodeAfter(span));
-                    return Seconds() - start;
-                  });
+    PC_RETURN_IF_ERROR(span.Run(backend_,
+                                RandomIds(num_tokens, backend_.vocab_size()),
+                                {}, LogitsWanted::kNone, &logits_));
+    return span;
   }
 
  private:
+  static std::string Name(const char* what, uint32_t num_tokens,
+                          const PrivateSpan& prompt) {
+    return std::string(what) + " " + std::to_string(num_tokens) + " after " +
+           std::to_string(prompt.num_tokens());
+  }
+
   // Sees `prompt` and keeps what is generated in a span of its own, so that
   // every repetition does the same.
   absl::Status DecodeAfter(const PrivateSpan& prompt) {
@@ -108,12 +137,18 @@ class Bench {
   template <typename Body>
   absl::StatusOr<Measurement> Repeat(std::string name, uint32_t num_tokens,
                                      Body body) {
-    Measurement m = {std::move(name), num_tokens, {}};
-    for (uint32_t i = 0; i <= options_.repeat; ++i) {
-      PC_ASSIGN_OR_RETURN(const double seconds, body());
-      if (i > 0) m.tokens_per_s.push_back(num_tokens / seconds);
+    Measurement m = {std::move(name), num_tokens, {}, {}};
+    PC_RETURN_IF_ERROR(body());
+    for (uint32_t i = 0; i < options_.repeat; ++i) {
+      const double start = Seconds();
+      const double cpu_start = CpuSeconds();
+      PC_RETURN_IF_ERROR(body());
+      m.tokens_per_cpu_s.push_back(num_tokens * backend_.num_threads() /
+                                   (CpuSeconds() - cpu_start));
+      m.tokens_per_s.push_back(num_tokens / (Seconds() - start));
     }
     std::ranges::sort(m.tokens_per_s);
+    std::ranges::sort(m.tokens_per_cpu_s);
     return m;
   }
 
@@ -134,6 +169,7 @@ void Print(const Options& options, const Backend& backend, double load_s,
       json["results"].push_back({{"name", m.name},
                                  {"num_tokens", m.num_tokens},
                                  {"median_tokens_per_s", m.median()},
+                                 {"median_tokens_per_cpu_s", m.cpu_median()},
                                  {"min_tokens_per_s", m.tokens_per_s.front()},
                                  {"max_tokens_per_s", m.tokens_per_s.back()}});
     }
@@ -143,10 +179,41 @@ void Print(const Options& options, const Backend& backend, double load_s,
   std::printf("%s\n%s, %u threads, loaded in %.2f s\n", options.model.c_str(),
               backend.numerics().c_str(), backend.num_threads(), load_s);
   for (const Measurement& m : all) {
-    std::printf("%-24s %8.1f tokens/s  (%.1f to %.1f, %zu runs)\n",
+    std::printf("%-22s %8.1f tokens/s  (%.1f to %.1f, %zu runs; cpu %.1f)\n",
                 m.name.c_str(), m.median(), m.tokens_per_s.front(),
-                m.tokens_per_s.back(), m.tokens_per_s.size());
+                m.tokens_per_s.back(), m.tokens_per_s.size(), m.cpu_median());
   }
+}
+
+absl::StatusOr<std::vector<Measurement>> MeasureAll(const Options& options,
+                                                    Backend& backend) {
+  uint32_t longest = std::max(options.decode_after + options.decode,
+                              options.fresh_after + options.fresh);
+  for (const uint32_t n : options.prefill) longest = std::max(longest, n);
+  const KvLayout& layout = backend.layout();
+  PC_ASSIGN_OR_RETURN(
+      const auto pool,
+      PrivatePages::Create(
+          layout, (layout.PagesFor(longest) + 2) * (layout.page_bytes() + 64)));
+  Bench bench(options, backend, *pool);
+  std::vector<Measurement> all;
+  for (const uint32_t n : options.prefill) {
+    PC_ASSIGN_OR_RETURN(Measurement m, bench.Prefill(n));
+    all.push_back(std::move(m));
+  }
+  if (options.fresh > 0) {
+    PC_ASSIGN_OR_RETURN(const PrivateSpan prompt,
+                        bench.Prompt(options.fresh_after));
+    PC_ASSIGN_OR_RETURN(Measurement m, bench.Fresh(prompt));
+    all.push_back(std::move(m));
+  }
+  if (options.decode > 0) {
+    PC_ASSIGN_OR_RETURN(const PrivateSpan prompt,
+                        bench.Prompt(options.decode_after));
+    PC_ASSIGN_OR_RETURN(Measurement m, bench.Decode(prompt));
+    all.push_back(std::move(m));
+  }
+  return all;
 }
 
 absl::Status Run(const Options& options) {
@@ -156,23 +223,7 @@ absl::Status Run(const Options& options) {
                       CreateCpuBackend(*file, {.num_threads = options.threads,
                                                .kernels = options.kernels}));
   const double load_s = Seconds() - start;
-  uint32_t longest = options.decode_after + options.decode;
-  for (const uint32_t n : options.prefill) longest = std::max(longest, n);
-  const KvLayout& layout = backend->layout();
-  PC_ASSIGN_OR_RETURN(
-      const auto pool,
-      PrivatePages::Create(
-          layout, (layout.PagesFor(longest) + 2) * (layout.page_bytes() + 64)));
-  Bench bench(options, *backend, *pool);
-  std::vector<Measurement> all;
-  for (const uint32_t n : options.prefill) {
-    PC_ASSIGN_OR_RETURN(Measurement m, bench.Prefill(n));
-    all.push_back(std::move(m));
-  }
-  if (options.decode > 0) {
-    PC_ASSIGN_OR_RETURN(Measurement m, bench.Decode());
-    all.push_back(std::move(m));
-  }
+  PC_ASSIGN_OR_RETURN(const auto all, MeasureAll(options, *backend));
   Print(options, *backend, load_s, all);
   return absl::OkStatus();
 }
@@ -189,10 +240,13 @@ int main(int argc, char** argv) {
   app.add_option("model", options.model, "GGUF file")->required();
   app.add_option("--threads", options.threads, "0: all cores");
   app.add_option("--kernels", options.kernels,
-                 "auto, portable, avx2 or avx512bf16");
+                 "auto, or a name of inference_worker/cpu/kernels.h");
   app.add_option("--prefill", options.prefill, "lengths in tokens");
   app.add_option("--decode", options.decode, "tokens to generate; 0: none");
   app.add_option("--decode-after", options.decode_after, "prompt length")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--fresh", options.fresh, "new tokens of a cached prompt");
+  app.add_option("--fresh-after", options.fresh_after, "cached tokens")
       ->check(CLI::PositiveNumber);
   app.add_option("--repeat", options.repeat, "timed runs of each")
       ->check(CLI::PositiveNumber);

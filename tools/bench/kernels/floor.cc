@@ -60,10 +60,13 @@ Floor MeasureFloor(const std::string& kernels, ThreadPool* pool) {
   if (kernels == "avx2") peak = Avx2Peak();
   if (kernels == "avx512" || kernels == "avx512bf16") peak = Avx512Bf16Peak();
   if (kernels == "avx512") peak.bf16 = nullptr;
-  Floor floor = {.read_bytes_per_s = MeasureRead(pool),
-                 .fp32_flops_per_s = MeasureRate(peak.fp32, pool),
-                 .bf16_flops_per_s = MeasureRate(peak.bf16, pool)};
-  if (peak.bf16 == nullptr) floor.bf16_flops_per_s = floor.fp32_flops_per_s;
+  if (kernels == "amx") peak = AmxPeak();
+  Floor floor = {.read_bytes_per_s = MeasureRead(pool)};
+  const double fp32 = MeasureRate(peak.fp32, pool);
+  const double bf16 = MeasureRate(peak.bf16, pool);
+  floor.gemm_flops_per_s = peak.bf16 != nullptr ? bf16 : fp32;
+  // By tiles it multiplies two parts of each operand that is not bf16.
+  floor.attention_flops_per_s = peak.fp32 != nullptr ? fp32 : bf16 / 2;
   return floor;
 }
 

@@ -39,12 +39,13 @@ struct PeakLoop {
 PeakLoop PortablePeak();
 PeakLoop Avx2Peak();
 PeakLoop Avx512Bf16Peak();
+PeakLoop AmxPeak();  // no fp32
 
 // What nothing on this machine can be faster than, measured now.
 struct Floor {
   double read_bytes_per_s = 0;
-  double fp32_flops_per_s = 0;
-  double bf16_flops_per_s = 0;  // of the instructions GEMM uses
+  double gemm_flops_per_s = 0;  // of the instructions GEMM uses
+  double attention_flops_per_s = 0;
 };
 // REQUIRES: the processor runs `kernels`.
 Floor MeasureFloor(const std::string& kernels, worker::cpu::ThreadPool* pool);

@@ -131,7 +131,7 @@ class Bench {
                            c.data(), shape.n);
           });
       Add(shape.name, rows, seconds, 2.0 * rows * shape.n * shape.k,
-          static_cast<double>(bytes), floor_.bf16_flops_per_s);
+          static_cast<double>(bytes), floor_.gemm_flops_per_s);
     }
   }
 
@@ -149,7 +149,7 @@ class Bench {
         }
       }
       Add(total.what, rows, total.seconds, total.flops, total.bytes,
-          floor_.bf16_flops_per_s);
+          floor_.gemm_flops_per_s);
     }
   }
 
@@ -201,7 +201,8 @@ class Bench {
              [&](size_t) { kernels_->Attend(shape, {&group, 1}); });
     const double seen = rows * (cached + (rows + 1) / 2.0);
     Add(what, rows, seconds, seen * kHeads * kHeadDim * 4.0,
-        (cached + rows) * 4.0 * kKvHeads * kHeadDim, floor_.fp32_flops_per_s);
+        (cached + rows) * 4.0 * kKvHeads * kHeadDim,
+        floor_.attention_flops_per_s);
   }
 
   Kernels* const kernels_;
@@ -213,11 +214,12 @@ class Bench {
 void PrintTable(const Bench& bench, const std::string& name, uint32_t threads) {
   const Floor& floor = bench.floor();
   std::printf(
-      "\n%s, %u thread%s: read %.1f GB/s, fp32 %.0f GFLOP/s, bf16 %.0f "
-      "GFLOP/s at most\n",
+      "\n%s, %u thread%s, at most: read %.1f GB/s, GEMM %.0f GFLOP/s, "
+      "attention "
+      "%.0f GFLOP/s\n",
       name.c_str(), threads, threads == 1 ? "" : "s",
-      floor.read_bytes_per_s * 1e-9, floor.fp32_flops_per_s * 1e-9,
-      floor.bf16_flops_per_s * 1e-9);
+      floor.read_bytes_per_s * 1e-9, floor.gemm_flops_per_s * 1e-9,
+      floor.attention_flops_per_s * 1e-9);
   std::printf("%-30s %5s %12s %9s %8s %10s %7s\n", "operation", "rows", "us",
               "GFLOP/s", "GB/s", "rows/s", "floor");
   for (const Result& r : bench.results()) {
