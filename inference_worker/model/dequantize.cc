@@ -52,11 +52,50 @@ void DequantizeQ4_1(const std::byte* block, float* out) {
   }
 }
 
+// Where row (of a vector: element) `index` of the view lies.
+uint64_t Place(const TensorView& view, uint64_t index) {
+  if (view.run == 0) return index;
+  return index / view.run * view.run_stride + index % view.run;
+}
+
+float LoadElement(const TensorView& view, uint64_t index) {
+  const size_t bytes = InfoOf(view.type).block_bytes;
+  const std::byte* in = view.data.subspan(index * bytes, bytes).data();
+  switch (view.type) {
+    case TensorType::kF16:
+      return LoadHalf(in);
+    case TensorType::kBf16:
+      return Bf16ToFloat(LoadU16(in));
+    default: {
+      CHECK(view.type == TensorType::kF32) << view.name;
+      float value;
+      std::memcpy(&value, in, sizeof(value));
+      return value;
+    }
+  }
+}
+
+// A row whose elements lie apart.
+void GatherRow(const TensorView& view, uint64_t row, std::span<float> out) {
+  const uint64_t first = view.column_stride == 0 ? 0 : Place(view, row);
+  for (uint64_t i = 0; i < out.size(); ++i) {
+    const uint64_t index = view.column_stride == 0
+                               ? Place(view, i)
+                               : first + i * view.column_stride;
+    out[i] = LoadElement(view, index);
+  }
+}
+
 }  // namespace
 
 void DequantizeRow(const TensorView& view, uint64_t row, std::span<float> out) {
   CHECK_LT(row, view.rows) << view.name;
   CHECK_EQ(out.size(), view.cols) << view.name;
+  const bool vector_in_runs = view.rows == 1 && view.run != 0;
+  if (view.column_stride != 0 || vector_in_runs) {
+    return GatherRow(view, row, out);
+  }
+  row = Place(view, row);
   const TensorTypeInfo& info = InfoOf(view.type);
   const size_t row_bytes = view.cols / info.block_elements * info.block_bytes;
   const std::byte* in = view.data.subspan(row * row_bytes, row_bytes).data();

@@ -12,19 +12,21 @@
 #include "common/status_macros.h"
 #include "common/strings.h"
 #include "inference_worker/model/fingerprint.h"
+#include "inference_worker/model/gguf_family.h"
 #include "inference_worker/model/gguf_vocabulary.h"
 #include "inference_worker/model/tensor_types.h"
 
 namespace promptcache::worker {
 namespace {
 
+constexpr std::string_view kEmbedding = "token_embd.weight";
+
 absl::StatusOr<const GgufFamily*> FindFamily(std::string_view architecture) {
-  const std::array families = {&LlamaFamily()};
   std::string known;
-  for (const GgufFamily* family : families) {
-    if (family->architecture == architecture) return family;
+  for (const GgufFamily& family : GgufFamilies()) {
+    if (family.architecture == architecture) return &family;
     absl::StrAppend(&known, known.empty() ? "" : ", ",
-                    ToAbsl(family->architecture));
+                    ToAbsl(family.architecture));
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "metadata general.architecture: ", QuoteGgufName(architecture),
@@ -44,11 +46,6 @@ absl::Status RequireNeutral(const GgufFile& file, std::string_view key,
   }
   return absl::InvalidArgumentError(
       absl::StrCat("metadata ", ToAbsl(key), ": ", value, " is not supported"));
-}
-
-std::string NameOf(const TensorRule& rule, uint32_t layer) {
-  return rule.per_layer ? absl::StrCat("blk.", layer, ".", ToAbsl(rule.name))
-                        : std::string(rule.name);
 }
 
 std::string Shape(const GgufTensor& tensor) {
@@ -95,25 +92,29 @@ absl::StatusOr<TensorView> Locate(const GgufFile& file,
                     .data = file.data().subspan(tensor.offset, *num_bytes)};
 }
 
-absl::Status CheckNoOverlap(const std::map<std::string, TensorView>& tensors) {
-  std::vector<const TensorView*> by_address;
-  by_address.reserve(tensors.size());
-  for (const auto& [name, view] : tensors) by_address.push_back(&view);
-  std::sort(by_address.begin(), by_address.end(),
-            [](const TensorView* a, const TensorView* b) {
-              return a->data.data() < b->data.data();
-            });
-  for (size_t i = 1; i < by_address.size(); ++i) {
-    const TensorView& before = *by_address[i - 1];
-    const TensorView& after = *by_address[i];
-    if (before.data.data() + before.data.size() > after.data.data()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tensor ", QuoteGgufName(after.name), ": its data overlaps that of ",
-          QuoteGgufName(before.name)));
+// The tensors of a file, by name.
+class GgufTensors final : public TensorSource {
+ public:
+  explicit GgufTensors(const GgufFile& file) : file_(file) {
+    for (const GgufTensor& tensor : file.tensors()) {
+      tensors_.emplace(tensor.name, &tensor);
     }
   }
-  return absl::OkStatus();
-}
+
+  std::vector<std::string_view> Names() const override {
+    std::vector<std::string_view> names;
+    for (const auto& [name, tensor] : tensors_) names.push_back(name);
+    return names;
+  }
+  absl::StatusOr<TensorView> Locate(std::string_view name,
+                                    TensorShape shape) const override {
+    return worker::Locate(file_, *tensors_.at(name), shape);
+  }
+
+ private:
+  const GgufFile& file_;
+  std::map<std::string_view, const GgufTensor*> tensors_;
+};
 
 }  // namespace
 
@@ -144,17 +145,12 @@ absl::Status GgufModel::Read(const GgufFile& file, const OpenOptions& options) {
   if (file.Find("tokenizer.chat_template") != nullptr) {
     PC_ASSIGN_OR_RETURN(chat_template_, file.String("tokenizer.chat_template"));
   }
-  if (options.vocabulary_only) {
+  vocabulary_only_ = options.vocabulary_only;
+  if (vocabulary_only_) {
     config_.architecture = architecture;
     config_.vocab_size = static_cast<uint32_t>(vocabulary_.tokens.size());
   } else {
-    PC_RETURN_IF_ERROR(RequireNeutral(file, "split.count", {0, 1}));
-    PC_RETURN_IF_ERROR(RequireNeutral(file, "general.quantization_version",
-                                      {kQuantizationVersion}));
-    PC_ASSIGN_OR_RETURN(family_, FindFamily(architecture));
-    PC_ASSIGN_OR_RETURN(config_, family_->read_config(file));
-    PC_RETURN_IF_ERROR(ReadVocabSize(file));
-    PC_RETURN_IF_ERROR(ReadTensors(file));
+    PC_RETURN_IF_ERROR(ReadModel(file, architecture));
   }
   if (file.Find("general.name") != nullptr) {
     PC_ASSIGN_OR_RETURN(config_.name, file.String("general.name"));
@@ -162,116 +158,71 @@ absl::Status GgufModel::Read(const GgufFile& file, const OpenOptions& options) {
   return absl::OkStatus();
 }
 
-// The embedding's rows, with which everything else that counts tokens agrees.
-absl::Status GgufModel::ReadVocabSize(const GgufFile& file) {
-  for (const TensorRule& rule : family_->tensors) {
-    if (rule.role != TensorRole::kTokenEmbedding) continue;
-    for (const GgufTensor& tensor : file.tensors()) {
-      if (tensor.name != rule.name) continue;
-      if (tensor.dims[1] > std::numeric_limits<int32_t>::max()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("tensor ", QuoteGgufName(tensor.name), ": ",
-                         tensor.dims[1], " rows are too many tokens"));
-      }
-      config_.vocab_size = static_cast<uint32_t>(tensor.dims[1]);
-    }
-  }
-  const std::string key =
-      absl::StrCat(ToAbsl(family_->architecture), ".vocab_size");
-  if (file.Find(key) != nullptr) {
-    PC_ASSIGN_OR_RETURN(const uint32_t stated, file.Uint32(key));
-    if (config_.vocab_size != 0 && stated != config_.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "metadata ", key, ": ", stated,
-          " is not the number of the embedding's rows, ", config_.vocab_size));
-    }
-  }
-  const size_t num_tokens = vocabulary_.tokens.size();
-  if (config_.vocab_size != 0 && num_tokens != 0 &&
-      num_tokens != config_.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "metadata tokenizer.ggml.tokens: ", num_tokens,
-        " tokens, but the embedding has ", config_.vocab_size, " rows"));
-  }
+absl::Status GgufModel::ReadModel(const GgufFile& file,
+                                  const std::string& architecture) {
+  PC_RETURN_IF_ERROR(RequireNeutral(file, "split.count", {0, 1}));
+  PC_RETURN_IF_ERROR(RequireNeutral(file, "general.quantization_version",
+                                    {kQuantizationVersion}));
+  PC_ASSIGN_OR_RETURN(const GgufFamily* family, FindFamily(architecture));
+  PC_ASSIGN_OR_RETURN(const uint32_t vocab_size,
+                      ReadVocabSize(file, architecture));
+  PC_ASSIGN_OR_RETURN(ModelLayout layout, family->read(file, vocab_size));
+  PC_ASSIGN_OR_RETURN(tensors_, TensorTable::Build(layout, GgufTensors(file)));
+  config_ = std::move(layout.config);
+  config_.tied_embeddings = !Tensor(TensorRole::kOutput, 0).ok();
   return absl::OkStatus();
 }
 
-absl::Status GgufModel::ReadTensors(const GgufFile& file) {
-  std::map<std::string_view, const GgufTensor*> left;
-  for (const GgufTensor& tensor : file.tensors()) left[tensor.name] = &tensor;
-  for (const TensorRule& rule : family_->tensors) {
-    const uint32_t count = rule.per_layer ? config_.num_layers : 1;
-    for (uint32_t layer = 0; layer < count; ++layer) {
-      std::string name = NameOf(rule, layer);
-      const auto it = left.find(name);
-      if (it == left.end()) {
-        if (rule.optional) continue;
-        return absl::InvalidArgumentError(
-            absl::StrCat("tensor ", QuoteGgufName(name), " is missing"));
-      }
-      PC_ASSIGN_OR_RETURN(TensorView view,
-                          Locate(file, *it->second, rule.shape(config_)));
-      tensors_.emplace(std::move(name), std::move(view));
-      left.erase(it);
+// The embedding's rows, with which everything else that counts tokens agrees.
+absl::StatusOr<uint32_t> GgufModel::ReadVocabSize(
+    const GgufFile& file, const std::string& architecture) const {
+  uint32_t vocab_size = 0;
+  for (const GgufTensor& tensor : file.tensors()) {
+    if (tensor.name != kEmbedding) continue;
+    if (tensor.dims[1] > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", QuoteGgufName(tensor.name), ": ",
+                       tensor.dims[1], " rows are too many tokens"));
+    }
+    vocab_size = static_cast<uint32_t>(tensor.dims[1]);
+  }
+  const std::string key = absl::StrCat(architecture, ".vocab_size");
+  if (file.Find(key) != nullptr) {
+    PC_ASSIGN_OR_RETURN(const uint32_t stated, file.Uint32(key));
+    if (vocab_size != 0 && stated != vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "metadata ", key, ": ", stated,
+          " is not the number of the embedding's rows, ", vocab_size));
     }
   }
-  // A bias, a scale, a table of frequencies, more layers than stated: computing
-  // without it would be wrong.
-  if (!left.empty()) {
+  const size_t num_tokens = vocabulary_.tokens.size();
+  if (vocab_size != 0 && num_tokens != 0 && num_tokens != vocab_size) {
     return absl::InvalidArgumentError(
-        absl::StrCat("tensor ", QuoteGgufName(left.begin()->first),
-                     " is not one of a ", config_.num_layers, "-layer ",
-                     ToAbsl(family_->architecture), " model"));
+        absl::StrCat("metadata tokenizer.ggml.tokens: ", num_tokens,
+                     " tokens, but the embedding has ", vocab_size, " rows"));
   }
-  config_.tied_embeddings = !Tensor(TensorRole::kOutput, 0).ok();
-  return CheckNoOverlap(tensors_);
+  return vocab_size;
 }
 
 absl::StatusOr<TensorView> GgufModel::Tensor(TensorRole role,
                                              uint32_t layer) const {
-  if (family_ == nullptr) {
+  if (vocabulary_only_) {
     return absl::NotFoundError(
         absl::StrCat(path_, ": was opened for its vocabulary only"));
   }
-  const auto rule = std::find_if(
-      family_->tensors.begin(), family_->tensors.end(),
-      [role](const TensorRule& candidate) { return candidate.role == role; });
-  if (rule == family_->tensors.end()) {
-    return absl::NotFoundError(
-        absl::StrCat(path_, ": no tensor has role ", static_cast<int>(role),
-                     " in the architecture ", ToAbsl(family_->architecture)));
-  }
-  const std::string name = NameOf(*rule, layer);
-  const auto it = tensors_.find(name);
-  if (it == tensors_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat(path_, ": no tensor ", QuoteGgufName(name)));
-  }
-  return it->second;
+  auto view = tensors_.Find(role, layer);
+  if (view.ok()) return view;
+  return absl::Status(view.status().code(),
+                      absl::StrCat(path_, ": ", view.status().message()));
 }
 
 absl::StatusOr<Digest> GgufModel::Fingerprint() const {
-  if (family_ == nullptr) {
+  if (vocabulary_only_) {
     return absl::FailedPreconditionError(
         absl::StrCat(path_, ": was opened for its vocabulary only"));
   }
-  const FingerprintCache cache(fingerprint_cache_dir_);
-  if (const auto kept = cache.Find(path_, mapped_->identity())) return *kept;
-  const Digest digest = HashTensors();
-  cache.Keep(path_, mapped_->identity(), digest);
-  return digest;
-}
-
-Digest GgufModel::HashTensors() const {
-  Sha256 sha;
-  AddModelGeometry(config_, &sha);
-  for (const auto& [name, view] : tensors_) AddTensor(view, &sha);
-  return sha.Finish();
-}
-
-absl::StatusOr<std::unique_ptr<ModelFile>> OpenModelFile(
-    const std::string& path, const OpenOptions& options) {
-  return GgufModel::Open(path, options);
+  const std::array files = {IdentifiedFile{path_, mapped_->identity()}};
+  return FingerprintOf(config_, tensors_, files, fingerprint_cache_dir_);
 }
 
 }  // namespace promptcache::worker

@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "inference_worker/model/gguf.h"
-#include "inference_worker/model/gguf_llama.h"
 #include "inference_worker/model/mapped_file.h"
 #include "inference_worker/model/model_file.h"
+#include "inference_worker/model/tensor_table.h"
 
 namespace promptcache::worker {
 
@@ -32,18 +32,18 @@ class GgufModel final : public ModelFile {
   GgufModel() = default;
 
   absl::Status Read(const GgufFile& file, const OpenOptions& options);
-  absl::Status ReadTensors(const GgufFile& file);
-  absl::Status ReadVocabSize(const GgufFile& file);
-  Digest HashTensors() const;
+  absl::Status ReadModel(const GgufFile& file, const std::string& architecture);
+  absl::StatusOr<uint32_t> ReadVocabSize(const GgufFile& file,
+                                         const std::string& architecture) const;
 
   std::string path_;
   std::string fingerprint_cache_dir_;
   std::unique_ptr<MappedFile> mapped_;
-  const GgufFamily* family_ = nullptr;  // null: the vocabulary only
+  bool vocabulary_only_ = false;
   ModelConfig config_;
   VocabularyData vocabulary_;
   std::string chat_template_;
-  std::map<std::string, TensorView> tensors_;  // by their names in the file
+  TensorTable tensors_;
 };
 
 }  // namespace promptcache::worker

@@ -17,14 +17,22 @@ enum class TensorType { kF32, kF16, kBf16, kQ8_0, kQ4_0, kQ4_1 };
 std::string_view TensorTypeName(TensorType type);
 
 // A matrix [rows, cols] (or a vector: rows = 1) as it lies in the file,
-// row-major; quantised types are blocks of 32 along a row. Does not own; valid
-// while the ModelFile lives.
+// row-major; quantised types are blocks of elements along a row. Does not own;
+// valid while the ModelFile lives. Read it with DequantizeRow, which knows the
+// strides.
 struct TensorView {
   std::string name;  // the file's own, for messages
   TensorType type = TensorType::kF32;
   uint64_t rows = 0;
   uint64_t cols = 0;
   std::span<const std::byte> data;
+  // A part of a fused tensor that does not lie in one piece: runs of `run` rows
+  // (of a vector: elements), one every `run_stride`. 0: one piece.
+  uint64_t run = 0;
+  uint64_t run_stride = 0;
+  // A matrix that lies transposed: elements from one column to the next (F32,
+  // F16, BF16 only). 0: it does not.
+  uint64_t column_stride = 0;
 };
 
 // Dequantises row `row` to `out` (cols floats), exactly as the format defines.
@@ -55,8 +63,14 @@ struct RopeScaling {
   float high_freq_factor = 4;  // llama3
   float beta_fast = 32;        // yarn
   float beta_slow = 1;         // yarn
-  // yarn: multiplies cos and sin; 0: the default, 0.1 ln(factor) + 1.
+  // yarn, longrope: multiplies cos and sin; 0: the default. YaRN's is
+  // 0.1 ln(factor) + 1.
   float attention_factor = 0;
+  // One per frequency, dims / 2 of them, by which it is divided. llama3: when
+  // not empty they stand for the formula (GGUF files hold them computed).
+  // longrope: those of requests within original_context.
+  std::vector<float> divisors;
+  std::vector<float> long_divisors;  // longrope, of longer requests
 };
 
 struct RopeConfig {
@@ -177,6 +191,8 @@ struct VocabularyData {
   int32_t eos_id = -1;
   int32_t eot_id = -1;
   bool add_bos = false;
+  // Folders: all tokens that end a generation, as the configuration lists them.
+  std::vector<int32_t> end_ids;
 };
 
 // An opened, validated model file; weights stay mapped. Immutable and
@@ -191,6 +207,10 @@ class ModelFile {
   // Jinja source, or "" when the file has none.
   virtual const std::string& chat_template() const = 0;
   virtual const std::string& path() const = 0;
+  // Hugging Face folders: tokenizer.json and tokenizer_config.json as they are;
+  // "" for what is not there. Such a file's vocabulary() has no tokens.
+  virtual const std::string& tokenizer_json() const { return NoText(); }
+  virtual const std::string& tokenizer_config_json() const { return NoText(); }
   // `layer` is ignored for the model's own tensors. NotFound, with the name
   // looked for, when the file lacks it.
   virtual absl::StatusOr<TensorView> Tensor(TensorRole role,
@@ -199,6 +219,12 @@ class ModelFile {
   // part of module keys but for the numerics. Kept in a cache directory by
   // path, size and time, so that a start does not hash gigabytes.
   virtual absl::StatusOr<Digest> Fingerprint() const = 0;
+
+ private:
+  static const std::string& NoText() {
+    static const std::string text;
+    return text;
+  }
 };
 
 struct OpenOptions {
@@ -208,7 +234,7 @@ struct OpenOptions {
   bool vocabulary_only = false;
 };
 
-// Opens a GGUF file. The seam for Hugging Face folders.
+// Opens a GGUF file or a Hugging Face folder (config.json and safetensors).
 absl::StatusOr<std::unique_ptr<ModelFile>> OpenModelFile(
     const std::string& path, const OpenOptions& options);
 

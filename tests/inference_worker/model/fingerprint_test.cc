@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "inference_worker/model/model_file.h"
 #include "tests/support/gguf_writer.h"
@@ -96,7 +97,8 @@ TEST_F(FingerprintTest, IsKeptAndFoundAgain) {
   PC_ASSERT_OK(identity);
   Digest forged = digest;
   forged.bytes[0] ^= 1;
-  FingerprintCache(cache_dir_).Keep(path_, *identity, forged);
+  const std::vector<IdentifiedFile> files = {{path_, *identity}};
+  FingerprintCache(cache_dir_).Keep(files, forged);
   EXPECT_EQ(OfFile(), forged);
 }
 

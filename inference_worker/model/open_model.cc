@@ -1,0 +1,11 @@
+#include "inference_worker/model/gguf_model.h"
+#include "inference_worker/model/model_file.h"
+
+namespace promptcache::worker {
+
+absl::StatusOr<std::unique_ptr<ModelFile>> OpenModelFile(
+    const std::string& path, const OpenOptions& options) {
+  return GgufModel::Open(path, options);
+}
+
+}  // namespace promptcache::worker
