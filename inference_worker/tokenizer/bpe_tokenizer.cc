@@ -94,6 +94,8 @@ class BpeTokenizer final : public Tokenizer {
   BpeMerger merger_;
   LiteralTokens literal_tokens_;
   std::vector<std::string> decoded_;  // by id
+  // By their bytes; empty unless the pre-tokenizer takes tokens whole.
+  absl::flat_hash_map<absl::string_view, int32_t> whole_tokens_;
   absl::flat_hash_map<std::string, int32_t> control_tokens_;
   int32_t bos_id_ = -1;
   std::vector<int32_t> stop_ids_;
@@ -154,7 +156,11 @@ absl::StatusOr<BpeTokenizer::IdsBySpelling> BpeTokenizer::ReadTokens(
             absl::StrCat("token ", id, " (\"", absl::CHexEscape(token),
                          "\"): unknown type ", static_cast<int32_t>(kind)));
     }
+    if (token.empty()) continue;
     ids.try_emplace(token, id);
+    if (kind == TokenKind::kNormal && pre_tokenizer_->takes_whole_tokens()) {
+      whole_tokens_.try_emplace(decoded_[i], id);
+    }
   }
   for (int byte = 0; byte < 256; ++byte) {
     const auto b = static_cast<uint8_t>(byte);
@@ -215,7 +221,9 @@ std::vector<int32_t> BpeTokenizer::Encode(std::string_view text) const {
       ids.push_back(id);
       return;
     }
-    pre_tokenizer_->Split(part, [&](std::string_view piece) {
+    std::string buffer;
+    const std::string_view normal = pre_tokenizer_->Normalize(part, &buffer);
+    pre_tokenizer_->Split(normal, [&](std::string_view piece) {
       EncodePiece(piece, &*cache, &ids);
     });
   });
@@ -224,14 +232,18 @@ std::vector<int32_t> BpeTokenizer::Encode(std::string_view text) const {
 
 void BpeTokenizer::EncodePiece(std::string_view piece, WordCache* cache,
                                std::vector<int32_t>* ids) const {
-  if (piece.size() > WordCache::kMaxWordBytes) {
-    merger_.Merge(piece, ids);
-    return;
-  }
-  if (cache->Find(piece, ids)) return;
+  const bool is_cached = piece.size() <= WordCache::kMaxWordBytes;
+  if (is_cached && cache->Find(piece, ids)) return;
   const size_t before = ids->size();
-  merger_.Merge(piece, ids);
-  cache->Insert(piece, ids->data() + before, ids->size() - before);
+  const auto whole = whole_tokens_.find(ToAbsl(piece));
+  if (whole != whole_tokens_.end()) {
+    ids->push_back(whole->second);
+  } else {
+    merger_.Merge(piece, ids);
+  }
+  if (is_cached) {
+    cache->Insert(piece, ids->data() + before, ids->size() - before);
+  }
 }
 
 std::string BpeTokenizer::Decode(int32_t id) const {

@@ -30,13 +30,13 @@ Regex::Regex(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Regex::~Regex() = default;
 
 absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
-    const std::string& pattern) {
+    const std::string& pattern, Unit unit) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto impl = std::make_unique<Impl>();
-  impl->code =
-      pcre2_compile(Subject(pattern), pattern.size(), PCRE2_UTF | PCRE2_UCP,
-                    &error, &offset, /*ccontext=*/nullptr);
+  impl->code = pcre2_compile(Subject(pattern), pattern.size(),
+                             unit == Unit::kByte ? 0 : PCRE2_UTF | PCRE2_UCP,
+                             &error, &offset, /*ccontext=*/nullptr);
   if (impl->code == nullptr) {
     PCRE2_UCHAR message[128] = {};
     pcre2_get_error_message(error, message, sizeof(message));

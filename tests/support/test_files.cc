@@ -51,8 +51,8 @@ std::string SmolLm2Path() {
   return FetchedPath("SmolLM2-135M-Instruct.Q4_1.gguf");
 }
 
-std::string Gpt2VocabularyPath() {
-  return FetchedPath("ggml-vocab-gpt-2.gguf");
+std::string VocabularyPath(const std::string& name) {
+  return FetchedPath("ggml-vocab-" + name + ".gguf");
 }
 
 TempDir::TempDir() {

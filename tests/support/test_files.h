@@ -17,8 +17,9 @@ std::string TestDataPath(const std::string& relative);
 // ${XDG_CACHE_HOME:-~/.cache}/promptcache/models), or "" when it is not there:
 // then the test skips loudly. tools/test fetches it first.
 std::string SmolLm2Path();
-// The vocabulary of GPT-2 beside it (tools/fetch_model --gpt2-vocab), or "".
-std::string Gpt2VocabularyPath();
+// The vocabulary of that name beside it (tools/fetch_model --vocab NAME), or
+// "".
+std::string VocabularyPath(const std::string& name);
 
 // A fresh directory, removed with everything in it when this goes.
 class TempDir {

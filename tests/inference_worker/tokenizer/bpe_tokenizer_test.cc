@@ -59,12 +59,20 @@ TEST(BpeTokenizerTest, SmollmVectorsHold) {
   ExpectVectorsHold(SmolLm2Path(), "tokenizer/smollm.jsonl");
 }
 
-TEST(BpeTokenizerTest, Gpt2VectorsHold) {
-  if (Gpt2VocabularyPath().empty()) {
-    GTEST_SKIP() << "no vocabulary: run tools/fetch_model --gpt2-vocab";
+class VocabularyVectorsTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(VocabularyVectorsTest, Hold) {
+  const std::string name = GetParam();
+  const std::string path = VocabularyPath(name);
+  if (path.empty()) {
+    GTEST_SKIP() << "no vocabulary: run tools/fetch_model --vocab " << name;
   }
-  ExpectVectorsHold(Gpt2VocabularyPath(), "tokenizer/gpt-2.jsonl");
+  ExpectVectorsHold(path, ("tokenizer/" + name + ".jsonl").c_str());
 }
+
+INSTANTIATE_TEST_SUITE_P(All, VocabularyVectorsTest,
+                         testing::Values("gpt-2", "llama-bpe", "qwen2",
+                                         "falcon", "mpt"));
 
 std::unique_ptr<Tokenizer> TinyTokenizer(
     const std::function<void(VocabularyData*)>& change = {}) {
