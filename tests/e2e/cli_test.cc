@@ -1,0 +1,217 @@
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "tests/e2e/node_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+struct CliResult {
+  std::string ended;  // "exit status 0"
+  std::string out;
+  std::string error;
+  Json json() const { return Json::parse(out, nullptr, false); }
+};
+
+class CliTest : public NodeTest {
+ protected:
+  // Starts `promptcache ARGS`, standard output and error kept apart.
+  absl::StatusOr<ChildProcess> StartCli(std::vector<std::string> args) {
+    base_ = absl::StrCat(dir(), "/cli", runs_++);
+    args.insert(args.begin(),
+                {"-c", "exec \"$0\" \"$@\" 2>" + base_ + ".err </dev/null",
+                 std::string(PROMPTCACHE_BIN) + "promptcache"});
+    return ChildProcess::Start({.program = "/bin/sh",
+                                .args = std::move(args),
+                                .log_path = base_ + ".out"});
+  }
+  CliResult Cli(std::vector<std::string> args) {
+    auto process = StartCli(std::move(args));
+    if (!process.ok()) return {.ended = process.status().ToString()};
+    auto ended = process->Wait(absl::Seconds(200));
+    return {.ended = ended.ok() ? *ended : ended.status().ToString(),
+            .out = process->Log(),
+            .error = ReadFileOrDie(base_ + ".err")};
+  }
+  std::string File(const std::string& name, const std::string& text) {
+    const std::string path = dir() + "/" + name;
+    std::ofstream(path) << text;
+    return path;
+  }
+
+  std::string base_;
+  int runs_ = 0;
+};
+
+TEST_F(CliTest, SaysWhichServerDoesNotAnswerAndHowToStartIt) {
+  const CliResult result = Cli({"generate", "--text", "x", "--worker",
+                                "127.0.0.1:1", "--connect-timeout", "0.2"});
+  EXPECT_EQ(result.ended, "exit status 3");
+  EXPECT_THAT(result.error, HasSubstr("127.0.0.1:1"));
+  EXPECT_THAT(result.error, HasSubstr("promptcache up"));
+  EXPECT_EQ(
+      Cli({"stats", "--daemon", "127.0.0.1:1", "--connect-timeout", "0.2"})
+          .ended,
+      "exit status 3");
+}
+
+TEST_F(CliTest, AWrongCommandLineIsExitTwo) {
+  EXPECT_EQ(Cli({"generate", "--no-such-flag"}).ended, "exit status 2");
+  EXPECT_EQ(Cli({}).ended, "exit status 2");
+  EXPECT_EQ(Cli({"generate", "--message", "clown:hello"}).ended,
+            "exit status 2");
+  EXPECT_EQ(Cli({"evict"}).ended, "exit status 2");
+  EXPECT_EQ(Cli({"--help"}).ended, "exit status 0");
+}
+
+TEST_F(CliTest, PmlCheckPrintsPlansAndErrors) {
+  UseTinyModel();
+  const std::string schema = File("schema.xml", SmallSchema("lib"));
+  const std::string good =
+      File("good.xml", "<prompt schema=\"lib\"><a/><user>x</user></prompt>");
+  const std::string bad =
+      File("bad.xml", "<prompt schema=\"lib\">\n <q/></prompt>");
+  CliResult result = Cli({"pml", "check", "--schema", schema, "--model",
+                          model_path(), good, "--json"});
+  EXPECT_EQ(result.ended, "exit status 0") << result.error;
+  EXPECT_EQ(result.json()["exactness"], "EXACT") << result.out;
+  result = Cli({"pml", "check", "--schema", schema, "--model", model_path(),
+                bad, "--json"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_EQ(result.json()["error"], Json({{"reason", "PML_UNKNOWN_MODULE"},
+                                          {"in", "prompt"},
+                                          {"line", 2},
+                                          {"column", 2}}));
+  result =
+      Cli({"pml", "check", "--schema", schema, "--model", model_path(), bad});
+  EXPECT_THAT(result.out, HasSubstr("bad.xml:2:2: PML_UNKNOWN_MODULE"));
+}
+
+TEST_F(CliTest, EveryCommandTalksToTheServers) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  const auto run = [&](std::vector<std::string> args) {
+    args.insert(args.end(), {"--json", "--worker", worker->address(),
+                             "--daemon", daemon_address()});
+    CliResult result = Cli(std::move(args));
+    EXPECT_EQ(result.ended, "exit status 0") << result.error;
+    return result.json();
+  };
+  const std::string schema = File("schema.xml", SmallSchema("lib"));
+  const std::string prompt =
+      File("prompt.xml", "<prompt schema=\"lib\"><a/><user>x</user></prompt>");
+  EXPECT_EQ(run({"schema", "put", schema, "--ttl", "1h"})["created"], true);
+  EXPECT_EQ(run({"schema", "put", schema})["created"], false);
+  EXPECT_EQ(run({"schema", "list"})[0]["name"], "lib");
+  EXPECT_EQ(run({"schema", "get", "lib"})["text"], SmallSchema("lib"));
+  EXPECT_GT(run({"count", prompt})["cacheable_tokens"], 0);
+  EXPECT_GE(run({"warm", "lib"})["modules_done"], 4);
+  const Json answer =
+      run({"generate", prompt, "--max-tokens", "4", "--ignore-eos"});
+  EXPECT_EQ(answer["tokens"].size(), 4u) << answer;
+  EXPECT_GT(answer["usage"]["cached_tokens"], 0) << answer;
+  EXPECT_EQ(run({"model", "served"})["daemon_attached"], true);
+  EXPECT_GT(run({"stats"})["commits"], 0);
+  const Json modules = run({"modules", "--schema", "lib"});
+  ASSERT_GE(modules.size(), 4u);
+  EXPECT_EQ(run({"modules", modules[0]["key"]})["key"], modules[0]["key"]);
+  EXPECT_GT(run({"pin", "--schema", "lib"})["num_changed"], 0);
+  EXPECT_GT(run({"pin", "--schema", "lib", "--unpin"})["num_changed"], 0);
+  EXPECT_GE(run({"evict", "--schema", "lib"})["num_evicted"], 4);
+  EXPECT_EQ(run({"modules"}).size(), 0u);
+  EXPECT_GE(run({"modules", "--absent"}).size(), 4u);
+  run({"schema", "rm", "lib"});
+  EXPECT_EQ(run({"schema", "list"}).size(), 0u);
+}
+
+TEST_F(CliTest, AServersRefusalIsExitFour) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  const std::string bad =
+      File("bad.xml", "<schema name=\"x\"><module name=\"a b\"/></schema>");
+  const CliResult result =
+      Cli({"schema", "put", bad, "--worker", worker->address(), "--json"});
+  EXPECT_EQ(result.ended, "exit status 4");
+  EXPECT_EQ(result.json()["error"]["reason"], "PML_BAD_NAME") << result.out;
+  EXPECT_EQ(result.json()["error"]["line"], 1);
+}
+
+// Its context holds the demo's documents in the tiny vocabulary.
+worker::TinyLlamaSpec DemoModel() { return {.context = 32768}; }
+
+TEST_F(CliTest, TheDemoShowsWhatTheCacheSaves) {
+  UseTinyModel(DemoModel());
+  const CliResult result = Cli({"demo", "--json", "--model", model_path(),
+                                "--repeats", "2", "--max-tokens", "4"});
+  EXPECT_EQ(result.ended, "exit status 0") << result.error;
+  const Json demo = result.json();
+  ASSERT_TRUE(demo.is_object()) << result.out;
+  EXPECT_EQ(demo["exactness"], "EXACT");
+  EXPECT_EQ(demo["answers_agree"], true);
+  EXPECT_GT(demo["cached_tokens"], 2000);
+  EXPECT_EQ(demo["created_tokens"], demo["cached_tokens"]);
+  EXPECT_GT(demo["fresh_tokens"], 0);
+  EXPECT_GT(demo["ttft_full_ms"], demo["ttft_cached_ms"]);
+  ASSERT_EQ(demo["prompts"].size(), 2u);
+  EXPECT_EQ(demo["prompts"][1]["exactness"], "MODULAR");
+  EXPECT_EQ(demo["prompts"][1]["answers_agree"], true);
+}
+
+TEST_F(CliTest, AnInterruptedDemoLeavesNothing) {
+  UseTinyModel(DemoModel());
+  auto demo = StartCli({"demo", "--model", model_path(), "--repeats", "1000"});
+  PC_ASSERT_OK(demo);
+  // Both servers are up once their addresses are told.
+  ASSERT_TRUE(Eventually(absl::Seconds(60), [&] {
+    return demo->Log().find("worker  pid ") != std::string::npos;
+  })) << demo->Log();
+  std::vector<pid_t> pids;
+  const std::string log = demo->Log();
+  for (size_t at = 0; (at = log.find("  pid ", at)) != std::string::npos;) {
+    at += 6;
+    pids.push_back(std::stoi(log.substr(at)));
+  }
+  ASSERT_EQ(pids.size(), 2u);
+  PC_ASSERT_OK(demo->Signal(SIGINT));
+  EXPECT_THAT(demo->Wait(absl::Seconds(30)), IsOkAndHolds("exit status 130"));
+  for (pid_t pid : pids) {
+    EXPECT_EQ(::kill(pid, 0), -1) << "process " << pid << " still runs";
+  }
+}
+
+TEST_F(CliTest, UpServesUntilItIsInterrupted) {
+  UseTinyModel();
+  auto up = StartCli({"up", "--json", "--model", model_path(), "--dir",
+                      dir() + "/state", "--worker", "127.0.0.1:0", "--daemon",
+                      "127.0.0.1:0", "--memory", "64MiB"});
+  PC_ASSERT_OK(up);
+  ASSERT_TRUE(Eventually(absl::Seconds(60), [&] {
+    return up->Log().find('\n') != std::string::npos || !up->Running();
+  }));
+  const Json told = Json::parse(up->Log(), nullptr, false);
+  ASSERT_TRUE(told.is_object()) << up->Log();
+  const CliResult answer =
+      Cli({"generate", "--text", "Hello", "--max-tokens", "3", "--ignore-eos",
+           "--json", "--worker", told["worker"].get<std::string>()});
+  EXPECT_EQ(answer.ended, "exit status 0") << answer.error;
+  PC_ASSERT_OK(up->Signal(SIGTERM));
+  EXPECT_THAT(up->Wait(absl::Seconds(30)), IsOkAndHolds("exit status 0"));
+  EXPECT_EQ(::kill(told["worker_pid"].get<pid_t>(), 0), -1);
+  EXPECT_EQ(::kill(told["daemon_pid"].get<pid_t>(), 0), -1);
+}
+
+}  // namespace
+}  // namespace promptcache::e2e

@@ -1,0 +1,201 @@
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/unique_fd.h"
+#include "tests/e2e/node_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::e2e {
+namespace {
+
+constexpr char kPrompt[] =
+    "<prompt schema=\"lib\"><c/><a/><user>When does it open?</user></prompt>";
+constexpr char kBigPrompt[] = "<prompt schema=\"book\"><big/>And then</prompt>";
+// About 2,900 tokens of the slow model.
+constexpr int kBigWords = 420;
+
+class FailureTest : public NodeTest {
+ protected:
+  // Asks `worker` for the big module on another thread and returns once the
+  // daemon has reserved memory for it: the worker is encoding now.
+  void StartEncoding(WorkerProcess* worker) {
+    thread_ = std::thread([this, worker] {
+      answer_ = worker->Generate(Request(kBigPrompt, 2), absl::Seconds(60));
+    });
+    ASSERT_TRUE(Eventually(absl::Seconds(30), [&] {
+      const auto stats = Stats();
+      return stats.ok() && stats->num_reservations() > 0;
+    }));
+  }
+  void TearDown() override {
+    if (thread_.joinable()) thread_.join();
+    NodeTest::TearDown();
+  }
+  Answer answer_;
+  std::thread thread_;
+};
+
+TEST_F(FailureTest, AWorkerKilledWhileItEncodesLeavesNothing) {
+  UseSlowModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->PutSchema(BigSchema("book", kBigWords)));
+  StartEncoding(worker.get());
+  EXPECT_GT(DeviceTier().used_bytes(), 0u);
+  PC_ASSERT_OK(worker->process().Signal(SIGKILL));
+  EXPECT_TRUE(Eventually(absl::Seconds(5), [&] {
+    const auto stats = Stats();
+    return stats.ok() && stats->num_sessions() == 0 &&
+           stats->num_reservations() == 0 && stats->num_leases() == 0 &&
+           DeviceTier().used_bytes() == 0;
+  })) << Stats()->DebugString();
+  const v1::TierStats tier = DeviceTier();
+  EXPECT_EQ(tier.reserved_bytes(), 0u);
+  EXPECT_EQ(tier.quarantined_bytes(), 0u);
+  EXPECT_EQ(tier.leased_bytes(), 0u);
+  thread_.join();
+  EXPECT_FALSE(answer_.status.ok());
+  // And the memory is good for another.
+  auto next = StartWorker();
+  WaitAttached(next.get());
+  const Answer answer = next->Generate(Request(kBigPrompt, 2));
+  PC_ASSERT_OK(answer.status);
+  EXPECT_GT(answer.usage().created_tokens(), 1000u);
+}
+
+TEST_F(FailureTest, AStoppedWorkersPagesAreNotHandedOut) {
+  UseSlowModel();
+  StartDaemon();
+  auto stopped = StartWorker();
+  WaitAttached(stopped.get());
+  PC_ASSERT_OK(stopped->PutSchema(BigSchema("book", kBigWords)));
+  auto other = StartWorker();
+  WaitAttached(other.get());
+  StartEncoding(stopped.get());
+  PC_ASSERT_OK(stopped->process().Signal(SIGSTOP));
+  const uint64_t held = DeviceTier().used_bytes();
+  ASSERT_GT(held, 0u);
+  // Others fill what is free, and more; each with a preamble of its own.
+  for (int i = 0; i < 6; ++i) {
+    const std::string name = absl::StrCat("s", i);
+    PC_ASSERT_OK(other->PutSchema(BigSchema(name, 200 + i)));
+    PC_ASSERT_OK(
+        other
+            ->Generate(Request(absl::StrCat("<prompt schema=\"", name,
+                                            "\"><big/>And then</prompt>"),
+                               1))
+            .status);
+    const v1::TierStats tier = DeviceTier();
+    EXPECT_LE(tier.used_bytes(), tier.capacity_bytes());
+    EXPECT_GE(tier.reserved_bytes() + tier.quarantined_bytes(), held);
+  }
+  PC_ASSERT_OK(stopped->process().Signal(SIGKILL));
+  EXPECT_TRUE(Eventually(absl::Seconds(5), [&] {
+    const v1::TierStats tier = DeviceTier();
+    return tier.reserved_bytes() == 0 && tier.quarantined_bytes() == 0;
+  }));
+}
+
+TEST_F(FailureTest, AWorkerStartsWithoutADaemon) {
+  UseTinyModel();
+  auto worker = StartWorker();
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("Once upon a time");
+  request.set_max_tokens(8);
+  request.set_ignore_eos(true);
+  const Answer answer = worker->Generate(request);
+  PC_ASSERT_OK(answer.status);
+  EXPECT_EQ(answer.usage().completion_tokens(), 8u);
+  EXPECT_THAT(worker->ListSchemas().status(),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
+  StartDaemon();
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->PutSchema(SmallSchema("lib")));
+  PC_ASSERT_OK(worker->Generate(Request(kPrompt)).status);
+  EXPECT_GT(worker->Generate(Request(kPrompt)).usage().cached_tokens(), 0u);
+}
+
+// The daemon's memory as another process sees it: its first segment.
+UniqueFd OpenFirstSegment(pid_t pid) {
+  const std::string fds = absl::StrCat("/proc/", pid, "/fd");
+  for (const auto& entry : std::filesystem::directory_iterator(fds)) {
+    std::error_code error;
+    const std::string target =
+        std::filesystem::read_symlink(entry.path(), error).string();
+    if (!target.starts_with("/memfd:")) continue;
+    UniqueFd fd(::open(entry.path().c_str(), O_RDWR | O_CLOEXEC));
+    struct stat info{};
+    if (fd && ::fstat(fd.get(), &info) == 0 && info.st_size >= (1 << 20)) {
+      // A segment that holds something.
+      std::vector<char> bytes(1 << 20);
+      if (::pread(fd.get(), bytes.data(), bytes.size(), 0) > 0 &&
+          std::any_of(bytes.begin(), bytes.end(),
+                      [](char c) { return c != 0; })) {
+        return fd;
+      }
+    }
+  }
+  return UniqueFd();
+}
+
+// Flips one bit of the first byte that is not zero.
+bool FlipABit(int fd) {
+  std::vector<char> bytes(1 << 20);
+  if (::pread(fd, bytes.data(), bytes.size(), 0) <= 0) return false;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] == 0) continue;
+    const char flipped = static_cast<char>(bytes[i] ^ 0x10);
+    return ::pwrite(fd, &flipped, 1, static_cast<off_t>(i)) == 1;
+  }
+  return false;
+}
+
+TEST_F(FailureTest, AFlippedBitIsFoundCountedAndRecomputed) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker({"--verify=always"});
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->PutSchema(SmallSchema("lib")));
+  const Answer before = worker->Generate(Request(kPrompt));
+  PC_ASSERT_OK(before.status);
+  const UniqueFd segment = OpenFirstSegment(daemon().pid());
+  ASSERT_TRUE(segment) << "no memfd of the daemon holds anything";
+  ASSERT_TRUE(FlipABit(segment.get()));
+  const Answer after = worker->Generate(Request(kPrompt));
+  PC_ASSERT_OK(after.status);
+  EXPECT_EQ(after.completed.logits_sha256(), before.completed.logits_sha256());
+  EXPECT_LT(after.usage().cached_tokens(), before.usage().created_tokens());
+  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
+    const auto stats = Stats();
+    return stats.ok() && stats->checksum_mismatches() == 1;
+  }));
+  // Made anew, it is good again.
+  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
+    return worker->Generate(Request(kPrompt)).usage().cached_tokens() ==
+           before.usage().created_tokens();
+  }));
+}
+
+TEST_F(FailureTest, TheServersEndOnSigterm) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->process().Signal(SIGTERM));
+  EXPECT_THAT(worker->process().Wait(absl::Seconds(20)),
+              IsOkAndHolds("exit status 0"));
+  PC_ASSERT_OK(daemon().Signal(SIGTERM));
+  EXPECT_THAT(daemon().Wait(absl::Seconds(20)), IsOkAndHolds("exit status 0"));
+}
+
+}  // namespace
+}  // namespace promptcache::e2e

@@ -1,0 +1,208 @@
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/grpc_status.h"
+#include "tests/e2e/node_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::e2e {
+namespace {
+
+using ::testing::_;
+using ::testing::ElementsAre;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+constexpr char kPrompt[] =
+    "<prompt schema=\"lib\"><c/><a/><user>When does it open?</user></prompt>";
+
+class GenerateTest : public NodeTest {
+ protected:
+  void SetUp() override {
+    UseTinyModel();
+    StartDaemon();
+    worker_ = StartWorker();
+    WaitAttached(worker_.get());
+  }
+  std::unique_ptr<WorkerProcess> worker_;
+};
+
+TEST_F(GenerateTest, CachedAnswersEqualBypassBitForBit) {
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  const Answer bypass = worker_->Generate(Bypass(Request(kPrompt)));
+  const Answer created = worker_->Generate(Request(kPrompt));
+  const Answer cached = worker_->Generate(Request(kPrompt));
+  for (const Answer* answer : {&bypass, &created, &cached}) {
+    PC_ASSERT_OK(answer->status);
+    EXPECT_EQ(answer->text, bypass.text);
+    EXPECT_EQ(answer->ids, bypass.ids);
+    EXPECT_EQ(answer->completed.logits_sha256(),
+              bypass.completed.logits_sha256());
+  }
+  EXPECT_EQ(bypass.completed.logits_sha256().size(), 64u);
+  EXPECT_EQ(bypass.usage().cached_tokens(), 0u);
+  EXPECT_GT(created.usage().created_tokens(), 0u);
+  EXPECT_EQ(created.usage().cached_tokens(), 0u);
+  EXPECT_EQ(cached.usage().cached_tokens(), created.usage().created_tokens());
+  EXPECT_EQ(cached.usage().created_tokens(), 0u);
+  EXPECT_EQ(cached.completed.exactness(), v1::EXACTNESS_MODULAR);
+}
+
+TEST_F(GenerateTest, ASecondWorkerReadsWhatTheFirstEncoded) {
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  const Answer first = worker_->Generate(Request(kPrompt));
+  PC_ASSERT_OK(first.status);
+  const uint64_t used = DeviceTier().used_bytes();
+  EXPECT_GT(used, 0u);
+  auto other = StartWorker();
+  WaitAttached(other.get());
+  const Answer second = other->Generate(Request(kPrompt));
+  PC_ASSERT_OK(second.status);
+  EXPECT_EQ(second.usage().cached_tokens(), first.usage().created_tokens());
+  EXPECT_EQ(second.usage().created_tokens(), 0u);
+  EXPECT_EQ(second.completed.logits_sha256(), first.completed.logits_sha256());
+  EXPECT_EQ(DeviceTier().used_bytes(), used);
+}
+
+TEST_F(GenerateTest, OneModuleInTwoSchemasHasOneKey) {
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  // The same preamble and module "c", at another place.
+  PC_ASSERT_OK(worker_->PutSchema(
+      "<schema name=\"lib2\"><system>You are the clerk of a small library.\n"
+      "<module name=\"x\">Something else stands here.\n</module>"
+      "<module name=\"c\">Lost books are paid for at the price they cost when "
+      "they were new.\n</module></system></schema>"));
+  PC_ASSERT_OK(
+      worker_->Generate(Request("<prompt schema=\"lib\"><c/></prompt>"))
+          .status);
+  const uint64_t used = DeviceTier().used_bytes();
+  const auto before = Stats();
+  PC_ASSERT_OK(before);
+  const Answer other =
+      worker_->Generate(Request("<prompt schema=\"lib2\"><c/></prompt>"));
+  PC_ASSERT_OK(other.status);
+  EXPECT_EQ(other.usage().created_tokens(), 0u);
+  EXPECT_GT(other.usage().cached_tokens(), 0u);
+  EXPECT_EQ(DeviceTier().used_bytes(), used);
+  const auto after = Stats();
+  PC_ASSERT_OK(after);
+  EXPECT_EQ(after->commits(), before->commits());
+}
+
+TEST_F(GenerateTest, ARefusedDocumentSaysReasonLineAndColumn) {
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  const Answer answer = worker_->Generate(
+      Request("<prompt schema=\"lib\">\n  <a/>\n  <nothing/></prompt>"));
+  EXPECT_THAT(answer.status, StatusIs(absl::StatusCode::kInvalidArgument, _));
+  const auto info = rpc::GetErrorInfo(answer.status);
+  ASSERT_TRUE(info.has_value());
+  EXPECT_EQ(info->reason, "PML_UNKNOWN_MODULE");
+  EXPECT_EQ(info->metadata.at("source"), "prompt");
+  EXPECT_EQ(info->metadata.at("line"), "3");
+  EXPECT_EQ(info->metadata.at("column"), "3");
+}
+
+TEST_F(GenerateTest, ASchemaThatIsRefusedSaysWhere) {
+  const auto put = worker_->PutSchema(
+      "<schema name=\"bad\">\n<module name=\"a\">x</module>\n"
+      "<module name=\"a\">y</module></schema>");
+  const auto info = rpc::GetErrorInfo(put.status());
+  ASSERT_TRUE(info.has_value()) << put.status();
+  EXPECT_EQ(info->reason, "PML_DUPLICATE_NAME");
+  EXPECT_EQ(info->metadata.at("source"), "schema");
+  EXPECT_EQ(info->metadata.at("line"), "3");
+}
+
+TEST_F(GenerateTest, AnUnknownSchemaIsNotFound) {
+  const Answer answer =
+      worker_->Generate(Request("<prompt schema=\"none\">x</prompt>"));
+  EXPECT_THAT(answer.status, StatusIs(absl::StatusCode::kNotFound, _));
+}
+
+TEST_F(GenerateTest, CancellationGivesEverythingBack) {
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  const Answer answer =
+      worker_->Generate(Request(kPrompt, 1500), absl::Seconds(120),
+                        /*cancel_after=*/3);
+  EXPECT_THAT(answer.status, StatusIs(absl::StatusCode::kCancelled, _));
+  EXPECT_LT(answer.ids.size(), 1500u);
+  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
+    const auto stats = Stats();
+    return stats.ok() && stats->num_leases() == 0 &&
+           stats->num_reservations() == 0;
+  }));
+  EXPECT_EQ(DeviceTier().leased_bytes(), 0u);
+  PC_EXPECT_OK(worker_->Generate(Request(kPrompt)).status);
+}
+
+TEST_F(GenerateTest, ADeadlineEndsTheWorkAndGivesEverythingBack) {
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  const Answer answer =
+      worker_->Generate(Request(kPrompt, 1500), absl::Milliseconds(60));
+  EXPECT_THAT(answer.status, StatusIs(absl::StatusCode::kDeadlineExceeded, _));
+  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
+    const auto stats = Stats();
+    return stats.ok() && stats->num_leases() == 0 &&
+           stats->num_reservations() == 0;
+  }));
+  PC_EXPECT_OK(worker_->Generate(Request(kPrompt)).status);
+}
+
+TEST_F(GenerateTest, ManyRequestsAtOnceAreAllAnsweredAlike) {
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  const Answer alone = worker_->Generate(Bypass(Request(kPrompt)));
+  PC_ASSERT_OK(alone.status);
+  std::vector<Answer> answers(12);
+  std::vector<std::thread> threads;
+  for (Answer& answer : answers) {
+    threads.emplace_back([&] { answer = worker_->Generate(Request(kPrompt)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Answer& answer : answers) {
+    PC_EXPECT_OK(answer.status);
+    EXPECT_EQ(answer.completed.logits_sha256(),
+              alone.completed.logits_sha256());
+  }
+}
+
+TEST_F(GenerateTest, TheSameSeedGivesTheSameAnswer) {
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("The library");
+  request.set_max_tokens(20);
+  request.set_ignore_eos(true);
+  request.mutable_sampling()->set_temperature(1);
+  request.mutable_sampling()->set_seed(7);
+  const Answer one = worker_->Generate(request);
+  const Answer two = worker_->Generate(request);
+  PC_ASSERT_OK(one.status);
+  EXPECT_EQ(one.ids, two.ids);
+  request.mutable_sampling()->set_seed(8);
+  EXPECT_NE(worker_->Generate(request).ids, one.ids);
+}
+
+TEST_F(GenerateTest, NoMemoryMeansASlowerAnswerNotAWrongOne) {
+  const Answer right = [&] {
+    PC_EXPECT_OK(worker_->PutSchema(SmallSchema("lib")));
+    return worker_->Generate(Bypass(Request(kPrompt)));
+  }();
+  worker_.reset();
+  daemon().Stop(absl::Seconds(5));
+  // Two pages of 16 tokens: less than the preamble and two modules need.
+  StartDaemon({absl::StrCat("--device_bytes=", 2 * PageBytes()),
+               absl::StrCat("--segment_bytes=", 2 * PageBytes())});
+  worker_ = StartWorker();
+  WaitAttached(worker_.get());
+  for (int i = 0; i < 2; ++i) {
+    const Answer answer = worker_->Generate(Request(kPrompt));
+    PC_ASSERT_OK(answer.status);
+    EXPECT_EQ(answer.completed.logits_sha256(),
+              right.completed.logits_sha256());
+    EXPECT_GT(answer.usage().fresh_tokens(), 0u);
+  }
+  EXPECT_LE(DeviceTier().used_bytes(), DeviceTier().capacity_bytes());
+}
+
+}  // namespace
+}  // namespace promptcache::e2e

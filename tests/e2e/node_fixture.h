@@ -1,0 +1,114 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/child_process.h"
+#include "promptcache/v1/cache.pb.h"
+#include "promptcache/v1/inference.pb.h"
+#include "promptcache/v1/schema.pb.h"
+#include "tests/support/gguf_writer.h"
+#include "tests/support/test_files.h"
+
+namespace promptcache::e2e {
+
+// What one Generate gave, in full.
+struct Answer {
+  absl::Status status;  // with its details (common/rpc/grpc_status.h)
+  v1::Started started;
+  v1::Completed completed;
+  std::string text;
+  std::vector<int32_t> ids;
+  std::vector<float> margins;  // best minus second logit, with top_logprobs
+
+  const v1::Usage& usage() const { return completed.usage(); }
+};
+
+// A real promptcache-worker process and a client of it.
+class WorkerProcess {
+ public:
+  WorkerProcess(ChildProcess process, const std::string& address);
+  ~WorkerProcess();
+
+  ChildProcess& process() { return process_; }
+  const std::string& address() const { return address_; }
+
+  // `cancel_after`: cancels the call when so many tokens came (0: never).
+  Answer Generate(const v1::GenerateRequest& request,
+                  absl::Duration timeout = absl::Seconds(120),
+                  int cancel_after = 0);
+  absl::StatusOr<v1::CreateSchemaResponse> PutSchema(const std::string& text);
+  absl::StatusOr<v1::ListSchemasResponse> ListSchemas();
+  absl::StatusOr<v1::ModelInfo> ModelInfo();
+  absl::Status Warm(const std::string& schema);
+
+ private:
+  struct Stubs;
+  ChildProcess process_;
+  const std::string address_;
+  std::unique_ptr<Stubs> stubs_;
+};
+
+// Starts the real programs on a private socket and free ports, below a
+// directory that goes with the test; none outlives it.
+class NodeTest : public ::testing::Test {
+ protected:
+  NodeTest();
+  ~NodeTest() override;
+  // On failure prints the servers' logs.
+  void TearDown() override;
+
+  // Both return when the server answers. FLAGS as `--name=value`.
+  void StartDaemon(const std::vector<std::string>& flags = {});
+  std::unique_ptr<WorkerProcess> StartWorker(
+      const std::vector<std::string>& flags = {});
+  ChildProcess& daemon() { return daemon_; }
+  const std::string& daemon_address() const { return daemon_address_; }
+
+  absl::StatusOr<v1::CacheStats> Stats();
+  // The device tier now; fails the test when the daemon does not answer.
+  v1::TierStats DeviceTier();
+  std::vector<v1::Module> Modules(bool include_absent);
+  uint64_t PageBytes() const;
+
+  // Polls until `condition`, at most `timeout`; false when it never held.
+  static bool Eventually(absl::Duration timeout,
+                         const std::function<bool()>& condition);
+  void WaitAttached(WorkerProcess* worker);
+
+  // A model that computes in no time; "" spec fields as in TinyLlamaSpec.
+  void UseTinyModel(const worker::TinyLlamaSpec& spec = {});
+  // One whose prefill of a long module takes long enough to be interrupted.
+  void UseSlowModel();
+  void UseModelFile(const std::string& path) { model_path_ = path; }
+
+  const std::string& dir() const { return dir_.path(); }
+  const std::string& model_path() const { return model_path_; }
+
+ private:
+  TempDir dir_;
+  std::string model_path_;
+  worker::TinyLlamaSpec spec_;
+  int num_workers_ = 0;
+  int num_daemons_ = 0;
+  std::string daemon_address_;
+  ChildProcess daemon_;
+  std::vector<std::string> logs_;
+};
+
+// "<schema name=...>" with a preamble and modules a, b, c in a system message.
+std::string SmallSchema(const std::string& name);
+// A schema of one module "big" of about `num_words` words.
+std::string BigSchema(const std::string& name, int num_words);
+
+// Greedy, `max_tokens` long, with the hash of the logits.
+v1::GenerateRequest Request(const std::string& pml, uint32_t max_tokens = 16);
+v1::GenerateRequest Bypass(v1::GenerateRequest request);
+
+}  // namespace promptcache::e2e
