@@ -75,4 +75,35 @@ std::string ReplaceInvalidUtf8(std::string_view text) {
   return out;
 }
 
+char32_t CodePointOf(std::string_view character) {
+  const auto first = static_cast<uint8_t>(character[0]);
+  if (character.size() == 1) return first;
+  char32_t code_point = first & (0xFFu >> (character.size() + 1));
+  for (const char c : character.substr(1)) {
+    code_point = code_point << 6 | (static_cast<uint8_t>(c) & 0x3Fu);
+  }
+  return code_point;
+}
+
+void AppendUtf8(char32_t code_point, std::string* out) {
+  const auto tail = [&](int shift) {
+    out->push_back(static_cast<char>(0x80 | (code_point >> shift & 0x3F)));
+  };
+  if (code_point < 0x80) {
+    out->push_back(static_cast<char>(code_point));
+  } else if (code_point < 0x800) {
+    out->push_back(static_cast<char>(0xC0 | code_point >> 6));
+    tail(0);
+  } else if (code_point < 0x10000) {
+    out->push_back(static_cast<char>(0xE0 | code_point >> 12));
+    tail(6);
+    tail(0);
+  } else {
+    out->push_back(static_cast<char>(0xF0 | code_point >> 18));
+    tail(12);
+    tail(6);
+    tail(0);
+  }
+}
+
 }  // namespace promptcache

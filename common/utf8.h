@@ -27,4 +27,9 @@ bool IsValidUtf8(std::string_view text);
 // Each maximal invalid part becomes one U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view text);
 
+// Of one whole character. REQUIRES: valid UTF-8.
+char32_t CodePointOf(std::string_view character);
+// REQUIRES: a code point that is a character.
+void AppendUtf8(char32_t code_point, std::string* out);
+
 }  // namespace promptcache

@@ -67,6 +67,8 @@ absl::StatusOr<VocabularyData> ReadGgufVocabulary(const GgufFile& file) {
   constexpr std::string_view kModelKey = "tokenizer.ggml.model";
   constexpr std::string_view kPreKey = "tokenizer.ggml.pre";
   constexpr std::string_view kAddBosKey = "tokenizer.ggml.add_bos_token";
+  constexpr std::string_view kSpacePrefixKey =
+      "tokenizer.ggml.add_space_prefix";
   VocabularyData vocabulary;
   if (file.Find(kModelKey) == nullptr && file.Find(kTokensKey) == nullptr) {
     return vocabulary;
@@ -86,6 +88,10 @@ absl::StatusOr<VocabularyData> ReadGgufVocabulary(const GgufFile& file) {
                       ReadId(file, "tokenizer.ggml.eot_token_id", num_tokens));
   if (file.Find(kAddBosKey) != nullptr) {
     PC_ASSIGN_OR_RETURN(vocabulary.add_bos, file.Bool(kAddBosKey));
+  }
+  if (file.Find(kSpacePrefixKey) != nullptr) {
+    PC_ASSIGN_OR_RETURN(vocabulary.add_space_prefix,
+                        file.Bool(kSpacePrefixKey));
   }
   return vocabulary;
 }

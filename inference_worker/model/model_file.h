@@ -180,13 +180,15 @@ enum class TensorRole {
 
 // What the tokenizer needs of a file, as the file says it.
 struct VocabularyData {
-  std::string model;          // "gpt2": byte-level BPE
-  std::string pre_tokenizer;  // "smollm", "gpt-2", ...
+  // "gpt2": byte-level BPE; "llama": SentencePiece's BPE.
+  std::string model;
+  std::string pre_tokenizer;  // "gpt2" only: "smollm", "gpt-2", ...
   std::vector<std::string> tokens;
   std::vector<int32_t> token_types;  // GGUF's: 1 normal, 2 unknown, 3 control,
                                      // 4 user defined, 6 byte
   std::vector<std::string> merges;   // "left right"
   std::vector<float> scores;
+  bool add_space_prefix = true;  // "llama": U+2581 in front of any text
   int32_t bos_id = -1;
   int32_t eos_id = -1;
   int32_t eot_id = -1;

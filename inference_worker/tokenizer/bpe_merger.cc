@@ -1,7 +1,6 @@
 #include "inference_worker/tokenizer/bpe_merger.h"
 
 #include <algorithm>
-#include <limits>
 #include <queue>
 
 namespace promptcache::worker {
@@ -36,11 +35,6 @@ struct Candidate {
 
 }  // namespace
 
-void BpeMerger::AddRule(int32_t left, int32_t right, int32_t merged) {
-  const auto rank = static_cast<int32_t>(rules_.size());
-  rules_.try_emplace(PairOf(left, right), Rule{rank, merged});
-}
-
 const BpeMerger::Rule* BpeMerger::Find(int32_t left, int32_t right) const {
   const auto it = rules_.find(PairOf(left, right));
   return it == rules_.end() ? nullptr : &it->second;
@@ -53,6 +47,11 @@ void BpeMerger::Merge(std::string_view piece, std::vector<int32_t>* ids) const {
     const int32_t id = byte_ids_[static_cast<uint8_t>(c)];
     if (id != kNone) symbols.push_back(id);
   }
+  Merge(symbols, ids);
+}
+
+void BpeMerger::Merge(std::span<int32_t> symbols,
+                      std::vector<int32_t>* ids) const {
   if (symbols.size() <= kMaxShort) {
     MergeShort(symbols, ids);
   } else {
@@ -70,9 +69,10 @@ void BpeMerger::MergeShort(std::span<int32_t> symbols,
   }
   while (count > 1) {
     size_t best = count;
-    int32_t best_rank = std::numeric_limits<int32_t>::max();
+    int32_t best_rank = 0;
     for (size_t i = 0; i + 1 < count; ++i) {
-      if (rules[i] != nullptr && rules[i]->rank < best_rank) {
+      if (rules[i] != nullptr &&
+          (best == count || rules[i]->rank < best_rank)) {
         best = i;
         best_rank = rules[i]->rank;
       }

@@ -1,6 +1,5 @@
 #include "inference_worker/tokenizer/bpe_tokenizer.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -18,74 +17,24 @@
 #include "inference_worker/tokenizer/byte_level.h"
 #include "inference_worker/tokenizer/literal_tokens.h"
 #include "inference_worker/tokenizer/pre_tokenizer.h"
+#include "inference_worker/tokenizer/tokenizer_models.h"
+#include "inference_worker/tokenizer/vocabulary_tokenizer.h"
 #include "inference_worker/tokenizer/word_cache.h"
 
 namespace promptcache::worker {
 namespace {
 
-constexpr uint64_t kDigestVersion = 1;
-
-// GGUF's numbers.
-enum class TokenKind : int32_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6,
-};
-
-// Each with its length before it; one field, since hashing 100,000 small ones
-// takes 5 ms of a start.
-std::string Joined(const std::vector<std::string>& strings) {
-  std::string joined;
-  for (const std::string& s : strings) {
-    const uint64_t num_bytes = s.size();
-    joined.append(reinterpret_cast<const char*>(&num_bytes), sizeof(num_bytes));
-    joined.append(s);
-  }
-  return joined;
-}
-
-Digest DigestOf(const VocabularyData& vocabulary) {
-  const int32_t bos = vocabulary.add_bos ? vocabulary.bos_id : -1;
-  return Sha256()
-      .Add("tokenizer version", kDigestVersion)
-      .Add("model", vocabulary.model)
-      .Add("pre-tokenizer", vocabulary.pre_tokenizer)
-      .Add("tokens", Joined(vocabulary.tokens))
-      .Add("types", std::span<const int32_t>(vocabulary.token_types))
-      .Add("merges", Joined(vocabulary.merges))
-      .Add("bos", std::span<const int32_t>(&bos, 1))
-      .Finish();
-}
-
-}  // namespace
-
-class BpeTokenizer final : public Tokenizer {
+class BpeTokenizer final : public VocabularyTokenizer {
  public:
   static absl::StatusOr<std::unique_ptr<BpeTokenizer>> Create(
       const VocabularyData& vocabulary);
 
   std::vector<int32_t> Encode(std::string_view text) const override;
-  std::string Decode(int32_t id) const override;
-  int32_t ControlToken(std::string_view text) const override;
-  int32_t bos_id() const override { return bos_id_; }
-  int32_t vocab_size() const override {
-    return static_cast<int32_t>(decoded_.size());
-  }
-  const std::vector<int32_t>& stop_ids() const override { return stop_ids_; }
-  const Digest& digest() const override { return digest_; }
 
  private:
-  using IdsBySpelling = absl::flat_hash_map<absl::string_view, int32_t>;
-
   BpeTokenizer() = default;
 
   absl::StatusOr<IdsBySpelling> ReadTokens(const VocabularyData& vocabulary);
-  absl::Status ReadMerges(const VocabularyData& vocabulary,
-                          const IdsBySpelling& ids);
-  void ReadStopIds(const VocabularyData& vocabulary);
   void EncodePiece(std::string_view piece, WordCache* cache,
                    std::vector<int32_t>* ids) const;
 
@@ -93,13 +42,8 @@ class BpeTokenizer final : public Tokenizer {
   std::unique_ptr<PreTokenizer> pre_tokenizer_;
   BpeMerger merger_;
   LiteralTokens literal_tokens_;
-  std::vector<std::string> decoded_;  // by id
   // By their bytes; empty unless the pre-tokenizer takes tokens whole.
-  absl::flat_hash_map<absl::string_view, int32_t> whole_tokens_;
-  absl::flat_hash_map<std::string, int32_t> control_tokens_;
-  int32_t bos_id_ = -1;
-  std::vector<int32_t> stop_ids_;
-  Digest digest_;
+  IdsBySpelling whole_tokens_;
   mutable WordCachePool word_caches_;  // changes nothing that can be seen
 };
 
@@ -110,101 +54,51 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Create(
                       PreTokenizer::Create(vocabulary.pre_tokenizer));
   PC_ASSIGN_OR_RETURN(const IdsBySpelling ids,
                       tokenizer->ReadTokens(vocabulary));
-  PC_RETURN_IF_ERROR(tokenizer->ReadMerges(vocabulary, ids));
-  tokenizer->ReadStopIds(vocabulary);
-  if (vocabulary.add_bos) tokenizer->bos_id_ = vocabulary.bos_id;
-  tokenizer->digest_ = DigestOf(vocabulary);
+  BpeMerger& merger = tokenizer->merger_;
+  merger.Reserve(vocabulary.merges.size());
+  int32_t rank = 0;
+  PC_RETURN_IF_ERROR(
+      ReadMerges(vocabulary, [&](std::string_view left, std::string_view right,
+                                 std::string_view merged) {
+        const auto left_id = ids.find(ToAbsl(left));
+        const auto right_id = ids.find(ToAbsl(right));
+        const auto merged_id = ids.find(ToAbsl(merged));
+        if (left_id == ids.end() || right_id == ids.end() ||
+            merged_id == ids.end()) {
+          return false;
+        }
+        merger.AddRule(left_id->second, right_id->second, rank++,
+                       merged_id->second);
+        return true;
+      }));
   return tokenizer;
 }
 
 // Returns the tokens that merging can make, by their spelling.
 absl::StatusOr<BpeTokenizer::IdsBySpelling> BpeTokenizer::ReadTokens(
     const VocabularyData& vocabulary) {
-  const size_t num_tokens = vocabulary.tokens.size();
-  if (!vocabulary.token_types.empty() &&
-      vocabulary.token_types.size() != num_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(vocabulary.token_types.size(), " token types for ",
-                     num_tokens, " tokens"));
-  }
   IdsBySpelling ids;
-  ids.reserve(num_tokens);
-  decoded_.resize(num_tokens);
-  for (size_t i = 0; i < num_tokens; ++i) {
-    const std::string& token = vocabulary.tokens[i];
-    const auto id = static_cast<int32_t>(i);
-    const TokenKind kind = vocabulary.token_types.empty()
-                               ? TokenKind::kNormal
-                               : TokenKind{vocabulary.token_types[i]};
-    switch (kind) {
-      case TokenKind::kUnknown:
-        continue;
-      case TokenKind::kControl:
-        control_tokens_.try_emplace(token, id);
-        continue;
-      case TokenKind::kUserDefined:
+  ids.reserve(vocabulary.tokens.size());
+  PC_RETURN_IF_ERROR(ReadVocabulary(
+      vocabulary, [&](const std::string& token, int32_t id, TokenKind kind) {
+        ids.try_emplace(token, id);
+        if (kind != TokenKind::kUserDefined) {
+          return spelling_.Bytes(token).value_or(token);
+        }
         literal_tokens_.Add(token, id);
-        decoded_[i] = token;
-        break;
-      case TokenKind::kNormal:
-      case TokenKind::kUnused:
-      case TokenKind::kByte:
-        decoded_[i] = spelling_.Bytes(token).value_or(token);
-        break;
-      default:
-        return absl::InvalidArgumentError(
-            absl::StrCat("token ", id, " (\"", absl::CHexEscape(token),
-                         "\"): unknown type ", static_cast<int32_t>(kind)));
-    }
-    if (token.empty()) continue;
-    ids.try_emplace(token, id);
-    if (kind == TokenKind::kNormal && pre_tokenizer_->takes_whole_tokens()) {
-      whole_tokens_.try_emplace(decoded_[i], id);
-    }
-  }
+        return token;
+      }));
   for (int byte = 0; byte < 256; ++byte) {
     const auto b = static_cast<uint8_t>(byte);
     const auto it = ids.find(spelling_.Spell(b));
     if (it != ids.end()) merger_.SetByte(b, it->second);
   }
-  return ids;
-}
-
-absl::Status BpeTokenizer::ReadMerges(const VocabularyData& vocabulary,
-                                      const IdsBySpelling& ids) {
-  merger_.Reserve(vocabulary.merges.size());
-  std::string merged;
-  for (size_t i = 0; i < vocabulary.merges.size(); ++i) {
-    const std::string_view merge = vocabulary.merges[i];
-    // A byte-level spelling holds no space: there is one, between the halves.
-    const size_t space = merge.find(' ', 1);
-    const std::string_view left = merge.substr(0, space);
-    const std::string_view right = space == std::string_view::npos
-                                       ? std::string_view()
-                                       : merge.substr(space + 1);
-    merged.assign(left).append(right);
-    const auto left_id = ids.find(ToAbsl(left));
-    const auto right_id = ids.find(ToAbsl(right));
-    const auto merged_id = ids.find(merged);
-    if (left_id == ids.end() || right_id == ids.end() ||
-        merged_id == ids.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("merge ", i, " (\"", absl::CHexEscape(ToAbsl(merge)),
-                       "\") is not of tokens into a token"));
+  if (pre_tokenizer_->takes_whole_tokens()) {
+    for (const auto& [spelling, id] : ids) {
+      whole_tokens_.try_emplace(decoded(id), id);
     }
-    merger_.AddRule(left_id->second, right_id->second, merged_id->second);
   }
-  return absl::OkStatus();
-}
-
-void BpeTokenizer::ReadStopIds(const VocabularyData& vocabulary) {
-  for (const int32_t id :
-       {vocabulary.eos_id, vocabulary.eot_id, ControlToken("<|im_end|>"),
-        ControlToken("<|endoftext|>")}) {
-    const bool known =
-        std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();
-    if (id >= 0 && !known) stop_ids_.push_back(id);
-  }
+  return ids;
 }
 
 std::vector<int32_t> BpeTokenizer::Encode(std::string_view text) const {
@@ -246,24 +140,23 @@ void BpeTokenizer::EncodePiece(std::string_view piece, WordCache* cache,
   }
 }
 
-std::string BpeTokenizer::Decode(int32_t id) const {
-  if (id < 0 || id >= vocab_size()) return "";
-  return decoded_[static_cast<size_t>(id)];
-}
+}  // namespace
 
-int32_t BpeTokenizer::ControlToken(std::string_view text) const {
-  const auto it = control_tokens_.find(ToAbsl(text));
-  return it == control_tokens_.end() ? -1 : it->second;
+absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(
+    const VocabularyData& vocabulary) {
+  return BpeTokenizer::Create(vocabulary);
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(
     const VocabularyData& vocabulary) {
-  if (vocabulary.model != "gpt2") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tokenizer model \"", absl::CHexEscape(vocabulary.model),
-                     "\" is not supported; supported: gpt2 (byte-level BPE)"));
+  if (vocabulary.model == "gpt2") return CreateBpeTokenizer(vocabulary);
+  if (vocabulary.model == "llama") {
+    return CreateSentencePieceTokenizer(vocabulary);
   }
-  return BpeTokenizer::Create(vocabulary);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "tokenizer model \"", absl::CHexEscape(vocabulary.model),
+      "\" is not supported; supported: gpt2 (byte-level BPE), llama "
+      "(SentencePiece BPE)"));
 }
 
 }  // namespace promptcache::worker

@@ -10,7 +10,7 @@
 
 namespace promptcache::worker {
 
-// A byte-level BPE tokenizer for the vocabulary of a model file.
+// A tokenizer for the vocabulary of a model file, by its `model`.
 // InvalidArgument for a tokenizer model or pre-tokenizer not known here, with
 // its name and those that are.
 absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(

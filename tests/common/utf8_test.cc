@@ -82,5 +82,16 @@ TEST(Utf8Test, AnEmptyTextHasNoStep) {
   EXPECT_TRUE(IsValidUtf8(""));
 }
 
+TEST(Utf8Test, CodePointsGoThereAndBack) {
+  for (const char32_t c :
+       {U'\0', U'a', U'\u007F', U'\u0080', U'\u07FF', U'\u0800', U'\uFFFF',
+        U'\U00010000', U'\U0010FFFF'}) {
+    std::string text;
+    AppendUtf8(c, &text);
+    EXPECT_TRUE(IsValidUtf8(text));
+    EXPECT_EQ(CodePointOf(text), c);
+  }
+}
+
 }  // namespace
 }  // namespace promptcache

@@ -51,6 +51,8 @@ std::string SmolLm2Path() {
   return FetchedPath("SmolLM2-135M-Instruct.Q4_1.gguf");
 }
 
+std::string Gemma3Path() { return FetchedPath("gemma-3-270m-q4_k_m.gguf"); }
+
 std::string VocabularyPath(const std::string& name) {
   return FetchedPath("ggml-vocab-" + name + ".gguf");
 }

@@ -17,6 +17,8 @@ std::string TestDataPath(const std::string& relative);
 // ${XDG_CACHE_HOME:-~/.cache}/promptcache/models), or "" when it is not there:
 // then the test skips loudly. tools/test fetches it first.
 std::string SmolLm2Path();
+// Gemma 3 270M (tools/fetch_model --gemma3), or "".
+std::string Gemma3Path();
 // The vocabulary of that name beside it (tools/fetch_model --vocab NAME), or
 // "".
 std::string VocabularyPath(const std::string& name);

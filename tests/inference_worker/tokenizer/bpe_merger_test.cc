@@ -26,7 +26,8 @@ class RandomRules {
       if (!rules_.try_emplace({left, right}, rules_.size(), next).second) {
         continue;
       }
-      merger_.AddRule(left, right, next++);
+      merger_.AddRule(left, right, next, next);
+      ++next;
     }
   }
 
@@ -89,8 +90,8 @@ TEST(BpeMergerTest, MergesAsTheDefinitionSaysAtAnyLength) {
 TEST(BpeMergerTest, RunsOfOneLetterMergeFromTheLeft) {
   BpeMerger merger;
   merger.SetByte('a', 0);
-  merger.AddRule(0, 0, 1);
-  merger.AddRule(1, 1, 2);
+  merger.AddRule(0, 0, 0, 1);
+  merger.AddRule(1, 1, 1, 2);
   for (const size_t num_bytes : {7, 99}) {
     std::vector<int32_t> ids;
     merger.Merge(std::string(num_bytes, 'a'), &ids);
@@ -104,7 +105,7 @@ TEST(BpeMergerTest, RunsOfOneLetterMergeFromTheLeft) {
 TEST(BpeMergerTest, BytesWithoutATokenAreLeftOut) {
   BpeMerger merger;
   merger.SetByte('a', 0);
-  merger.AddRule(0, 0, 1);
+  merger.AddRule(0, 0, 0, 1);
   std::vector<int32_t> ids = {9};
   merger.Merge("xaxax", &ids);
   EXPECT_EQ(ids, (std::vector<int32_t>{9, 1}));
@@ -113,8 +114,8 @@ TEST(BpeMergerTest, BytesWithoutATokenAreLeftOut) {
 TEST(BpeMergerTest, OfTwoRulesForOnePairTheFirstCounts) {
   BpeMerger merger;
   merger.SetByte('a', 0);
-  merger.AddRule(0, 0, 1);
-  merger.AddRule(0, 0, 2);
+  merger.AddRule(0, 0, 0, 1);
+  merger.AddRule(0, 0, 1, 2);
   std::vector<int32_t> ids;
   merger.Merge("aa", &ids);
   EXPECT_EQ(ids, std::vector<int32_t>{1});
