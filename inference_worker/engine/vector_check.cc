@@ -51,6 +51,7 @@ class CaseCheck {
       }
     }
     CompareMeanNll();
+    CompareTop();
     CompareLast();
     PC_RETURN_IF_ERROR(Continue(seen));
     return difference_;
@@ -69,6 +70,12 @@ class CaseCheck {
     for (const VectorSegment& segment : case_.segments) check(segment.ids);
     for (const VectorItem& item : case_.plan) check(item.fresh);
     check(case_.top_ids);
+    check(case_.greedy_ids);
+    if (!case_.last_logits.empty() &&
+        case_.last_logits.size() != backend_.vocab_size()) {
+      Differ(absl::StrCat("the vocabulary has ", backend_.vocab_size(),
+                          " tokens, expected ", case_.last_logits.size()));
+    }
     return difference_.empty();
   }
 
@@ -117,8 +124,8 @@ class CaseCheck {
     if (!compare_sum && i >= case_.nll.size()) return;
     const double sum = LogSumExp(logits);
     if (compare_sum) {
-      CompareLogit(absl::StrCat("log-sum-exp after token ", i), sum,
-                   case_.logsumexp[i]);
+      CompareSum(absl::StrCat("log-sum-exp after token ", i), sum,
+                 case_.logsumexp[i]);
     }
     if (i < case_.nll.size()) {
       const double nll = sum - logits[static_cast<size_t>(next)];
@@ -140,30 +147,48 @@ class CaseCheck {
     }
   }
 
-  void CompareLast() {
-    const std::span<const float> last =
-        std::span(logits_).last(backend_.vocab_size());
+  std::span<const float> LastRow() const {
+    return std::span(logits_).last(backend_.vocab_size());
+  }
+
+  void CompareTop() {
+    const std::span<const float> last = LastRow();
     for (size_t i = 0; i < case_.top_ids.size(); ++i) {
       const int32_t id = case_.top_ids[i];
       CompareLogit(absl::StrCat("logit of ", id, " after the last token"),
                    last[static_cast<size_t>(id)], case_.top_logits[i]);
     }
-    CompareLogit("log-sum-exp after the last token", LogSumExp(last),
-                 case_.last_logsumexp);
+    CompareSum("log-sum-exp after the last token", LogSumExp(last),
+               case_.last_logsumexp);
   }
 
-  // Greedy decoding after the plan's last item, while margins allow.
+  void CompareLast() {
+    if (case_.last_logits.empty()) return;
+    const std::span<const float> last = LastRow();
+    double squares = 0;
+    for (size_t i = 0; i < last.size(); ++i) {
+      const double error = last[i] - case_.last_logits[i];
+      squares += error * error;
+      errors_.max_logit = std::max(errors_.max_logit, std::abs(error));
+    }
+    const double rms = std::sqrt(squares / static_cast<double>(last.size()));
+    errors_.max_last_rms = std::max(errors_.max_last_rms, rms);
+    if (rms <= limits_.last_rms) return;
+    Differ(absl::StrCat("the last token's logits differ by ", rms,
+                        " (root mean square)"));
+  }
+
+  // Greedy decoding after the plan's last item: every choice after the tokens
+  // that are expected before it.
   absl::Status Continue(std::span<const KvView> seen) {
     int32_t chosen = Argmax(Row(logits_.size() / backend_.vocab_size() - 1));
     for (size_t i = 0; i < case_.greedy_ids.size(); ++i) {
-      if (case_.greedy_margins[i] <= limits_.margin) break;
       CompareChoice(absl::StrCat("greedy token ", i), chosen,
                     case_.greedy_ids[i], case_.greedy_margins[i]);
-      if (chosen != case_.greedy_ids[i] || i + 1 == case_.greedy_ids.size()) {
-        break;
-      }
-      PC_RETURN_IF_ERROR(spans_.back().Run(backend_, {&chosen, 1}, seen,
-                                           LogitsWanted::kLast, &logits_));
+      if (i + 1 == case_.greedy_ids.size()) break;
+      PC_RETURN_IF_ERROR(spans_.back().Run(backend_, {&case_.greedy_ids[i], 1},
+                                           seen, LogitsWanted::kLast,
+                                           &logits_));
       chosen = Argmax(Row(0));
     }
     return absl::OkStatus();
@@ -178,6 +203,13 @@ class CaseCheck {
     if (margin <= limits_.margin) return;
     Differ(absl::StrCat(what, " is ", chosen, ", expected ", expected,
                         " with a margin of ", margin));
+  }
+
+  void CompareSum(const std::string& what, double value, double expected) {
+    const double error = std::abs(value - expected);
+    errors_.max_logsumexp = std::max(errors_.max_logsumexp, error);
+    if (error <= limits_.logsumexp) return;
+    Differ(absl::StrCat(what, " is ", value, ", expected ", expected));
   }
 
   void CompareLogit(const std::string& what, double value, double expected) {
@@ -209,12 +241,15 @@ class CaseCheck {
 
 absl::StatusOr<std::vector<CaseResult>> CheckLogitVectors(
     std::string_view json_text, Backend& backend, PrivatePages& pages,
-    LogitErrors* errors, const LogitLimits& limits) {
+    LogitErrors* errors) {
   PC_ASSIGN_OR_RETURN(const std::vector<VectorCase> cases,
                       ParseVectorFile(json_text));
   LogitErrors unused;
   std::vector<CaseResult> results;
   for (const VectorCase& c : cases) {
+    const LogitLimits limits =
+        c.last_logits.empty() ? LogitLimits::Published()
+                              : LogitLimits::TinyModel(!c.segments.empty());
     PC_ASSIGN_OR_RETURN(
         std::string difference,
         CaseCheck(c, backend, pages, limits, errors ? *errors : unused).Run());

@@ -10,17 +10,30 @@
 
 namespace promptcache::worker {
 
-// The limits that a case must keep (tests/data/smollm2/README.md). Choices of
-// tokens are compared while the expected margin is above `margin`.
+// The limits that a case must keep. Choices of tokens are compared where the
+// expected margin is above `margin`.
 struct LogitLimits {
-  double margin = 0.25;
-  double mean_nll = 0.02;
-  double logit = 0.3;  // of the best 40 and of log-sum-exps
+  double margin = 0;
+  double mean_nll = 0;
+  double logit = 0;  // of the best 40
+  double logsumexp = 0;
+  double last_rms = 0;  // of all logits of the last token
+
+  // tests/data/smollm2/README.md.
+  static LogitLimits Published() {
+    return {.margin = 0.25, .mean_nll = 0.02, .logit = 0.3, .logsumexp = 0.3};
+  }
+  // tests/data/models/README.md, its advice for bf16.
+  static LogitLimits TinyModel(bool modular) {
+    return {.margin = 0.3, .logsumexp = 0.15, .last_rms = modular ? 0.2 : 0.15};
+  }
 };
 
 // How far a backend was from all the values compared.
 struct LogitErrors {
   double max_logit = 0;
+  double max_logsumexp = 0;
+  double max_last_rms = 0;
   double max_mean_nll = 0;
   double max_nll = 0;  // of a single token
   uint64_t num_choices = 0;
@@ -29,12 +42,12 @@ struct LogitErrors {
   double max_margin_of_other = 0;
 };
 
-// Runs every case of a file in one of the formats of tests/data/smollm2 (told
-// apart by "vectors" and "cases"). One result a case, in the file's order.
-// `errors` may be null. InvalidArgument: not such a file. Other errors are the
-// backend's or the pool's.
+// Runs every case of a file in one of the formats of tests/data/smollm2 and
+// tests/data/models (vector_file.h), each within the limits of its README. One
+// result a case, in the file's order. `errors` may be null. InvalidArgument:
+// not such a file. Other errors are the backend's or the pool's.
 absl::StatusOr<std::vector<CaseResult>> CheckLogitVectors(
     std::string_view json_text, Backend& backend, PrivatePages& pages,
-    LogitErrors* errors = nullptr, const LogitLimits& limits = {});
+    LogitErrors* errors = nullptr);
 
 }  // namespace promptcache::worker

@@ -1,6 +1,8 @@
 #include "inference_worker/engine/vector_file.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -37,9 +39,7 @@ VectorCase PlainCase(const Json& json) {
   return c;
 }
 
-VectorCase ModularCase(const Json& json) {
-  VectorCase c;
-  ReadOutcome(json, c);
+void ReadSegments(const Json& json, VectorCase& c) {
   for (const Json& s : json.at("segments")) {
     c.segments.push_back({
         .ids = s.at("ids").get<std::vector<int32_t>>(),
@@ -53,11 +53,104 @@ VectorCase ModularCase(const Json& json) {
     item.fresh = Optional<std::vector<int32_t>>(p, "fresh");
     p.at("start").get_to(item.start);
   }
+}
+
+VectorCase ModularCase(const Json& json) {
+  VectorCase c;
+  ReadOutcome(json, c);
+  ReadSegments(json, c);
   json.at("fresh_argmax").get_to(c.argmax);
   json.at("fresh_margin").get_to(c.margin);
   json.at("fresh_logsumexp").get_to(c.logsumexp);
   if (!c.logsumexp.empty()) c.last_logsumexp = c.logsumexp.back();
   return c;
+}
+
+// The values at every token that a folder's files give, from `json`; of list
+// `index`, when they are lists of lists.
+void ReadFolderOutcome(const Json& json, std::optional<size_t> index,
+                       const char* argmax, const char* margin,
+                       const char* logsumexp, VectorCase& c) {
+  const auto field = [&](const char* name) -> const Json& {
+    const Json& values = json.at(name);
+    return index.has_value() ? values.at(*index) : values;
+  };
+  field(argmax).get_to(c.argmax);
+  field(margin).get_to(c.margin);
+  field(logsumexp).get_to(c.logsumexp);
+  field("logits_last").get_to(c.last_logits);
+  if (!c.logsumexp.empty()) c.last_logsumexp = c.logsumexp.back();
+}
+
+// A run of consecutive positions is a fresh item.
+std::vector<VectorItem> ItemsAt(const std::vector<int32_t>& ids,
+                                const std::vector<int32_t>& positions) {
+  std::vector<VectorItem> items;
+  for (size_t i = 0; i < std::min(ids.size(), positions.size()); ++i) {
+    if (i == 0 || positions[i] != positions[i - 1] + 1) {
+      items.push_back({.start = positions[i]});
+    }
+    items.back().fresh.push_back(ids[i]);
+  }
+  return items;
+}
+
+std::vector<VectorCase> FolderCases(const Json& json) {
+  std::vector<VectorCase> cases;
+  const Json& inputs = json.at("inputs");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    VectorCase& c = cases.emplace_back();
+    c.name = absl::StrCat("input ", i);
+    c.plan.push_back({.fresh = inputs[i].get<std::vector<int32_t>>()});
+    ReadFolderOutcome(json, i, "argmax", "argmax_margin", "logsumexp", c);
+  }
+  for (const Json& greedy : json.at("greedy")) {
+    VectorCase& c = cases.at(greedy.at("prompt_index").get<size_t>());
+    greedy.at("new_ids").get_to(c.greedy_ids);
+    greedy.at("margins").get_to(c.greedy_margins);
+  }
+  if (json.contains("positions_test")) {
+    const Json& test = json.at("positions_test");
+    VectorCase& c = cases.emplace_back();
+    c.name = "positions_test";
+    c.plan = ItemsAt(test.at("ids").get<std::vector<int32_t>>(),
+                     test.at("position_ids").get<std::vector<int32_t>>());
+    ReadFolderOutcome(test, {}, "argmax", "argmax_margin", "logsumexp", c);
+  }
+  return cases;
+}
+
+VectorCase FolderModularCase(const Json& json) {
+  VectorCase c;
+  json.at("name").get_to(c.name);
+  ReadSegments(json, c);
+  // A run of no tokens may stand anywhere.
+  std::erase_if(c.plan, [](const VectorItem& item) {
+    return !item.segment.has_value() && item.fresh.empty();
+  });
+  ReadFolderOutcome(json, {}, "fresh_logits_argmax", "fresh_argmax_margin",
+                    "fresh_logsumexp", c);
+  return c;
+}
+
+bool IsEncoderDecoder(const Json& json) {
+  return json.contains("decoder_inputs") ||
+         (json.contains("cases") && !json.at("cases").empty() &&
+          json.at("cases").at(0).contains("decoder_ids"));
+}
+
+std::vector<VectorCase> CasesOf(const Json& json) {
+  std::vector<VectorCase> cases;
+  if (json.contains("inputs")) return FolderCases(json);
+  if (json.contains("vectors")) {
+    for (const Json& c : json.at("vectors")) cases.push_back(PlainCase(c));
+    return cases;
+  }
+  for (const Json& c : json.at("cases")) {
+    cases.push_back(c.contains("logits_last") ? FolderModularCase(c)
+                                              : ModularCase(c));
+  }
+  return cases;
 }
 
 absl::Status Invalid(const std::string& what) {
@@ -124,13 +217,14 @@ absl::StatusOr<std::vector<VectorCase>> ParseVectorFile(
   // The JSON library throws; nothing gets past here.
   try {
     const Json json = Json::parse(json_text);
-    if (json.contains("vectors")) {
-      for (const Json& c : json.at("vectors")) cases.push_back(PlainCase(c));
-    } else {
-      for (const Json& c : json.at("cases")) cases.push_back(ModularCase(c));
+    if (IsEncoderDecoder(json)) {
+      return absl::UnimplementedError("logits of an encoder-decoder");
     }
+    cases = CasesOf(json);
   } catch (const Json::exception& e) {
     return Invalid(absl::StrCat("not a file of logit vectors: ", e.what()));
+  } catch (const std::out_of_range&) {
+    return Invalid("not a file of logit vectors: greedy of no input");
   }
   for (const VectorCase& c : cases) PC_RETURN_IF_ERROR(CheckCase(c));
   return cases;

@@ -10,8 +10,9 @@
 
 namespace promptcache::worker {
 
-// The files of tests/data/smollm2 (its README says what the fields mean), with
-// both formats as one: a plain text is a plan of one fresh item.
+// The files of tests/data/smollm2 and of tests/data/models (their READMEs say
+// what the fields mean), with all formats as one: a plain text is a plan of one
+// fresh item, explicit position ids are a plan of an item each run.
 struct VectorSegment {
   std::vector<int32_t> ids;
   int32_t encode_start = 0;
@@ -37,11 +38,13 @@ struct VectorCase {
   double last_logsumexp = 0;
   std::vector<int32_t> top_ids;
   std::vector<double> top_logits;
+  std::vector<double> last_logits;  // all of them; or empty
   std::vector<int32_t> greedy_ids;
   std::vector<double> greedy_margins;
 };
 
 // InvalidArgument says what is wrong, with the case's name where there is one.
+// Unimplemented for an encoder-decoder's files.
 absl::StatusOr<std::vector<VectorCase>> ParseVectorFile(
     std::string_view json_text);
 

@@ -39,11 +39,12 @@ class RealModelTest : public ::testing::TestWithParam<std::string> {
       EXPECT_EQ(result.difference, "") << result.name;
     }
     std::printf(
-        "%s: logits within %.4f, mean nll within %.4f, a token's nll within "
-        "%.4f; %lu of %lu choices differ, margins up to %.4f\n",
-        backend_->numerics().c_str(), errors.max_logit, errors.max_mean_nll,
-        errors.max_nll, errors.num_other_choices, errors.num_choices,
-        errors.max_margin_of_other);
+        "%s: logits within %.4f, log-sum-exps within %.4f, mean nll within "
+        "%.4f, a token's nll within %.4f; %lu of %lu choices differ, margins "
+        "up to %.4f\n",
+        backend_->numerics().c_str(), errors.max_logit, errors.max_logsumexp,
+        errors.max_mean_nll, errors.max_nll, errors.num_other_choices,
+        errors.num_choices, errors.max_margin_of_other);
   }
 
   // Portable code is there to be right: a few short cases are enough.

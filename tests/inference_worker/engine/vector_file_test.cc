@@ -40,6 +40,56 @@ TEST(VectorFileTest, ReadsThePublishedFiles) {
   EXPECT_EQ(chain.logsumexp.back(), chain.last_logsumexp);
 }
 
+Json OfTinyModel(const char* model, const char* file) {
+  return Json::parse(
+      ReadFileOrDie(TestDataPath(std::string("models/") + model + "/" + file)));
+}
+
+TEST(VectorFileTest, ReadsTheFilesOfAModelFolder) {
+  auto plain =
+      ParseVectorFile(OfTinyModel("tiny-mistral", "vectors.json").dump());
+  PC_ASSERT_OK(plain);
+  ASSERT_EQ(plain->size(), 6u);
+  EXPECT_EQ((*plain)[2].name, "input 2");
+  EXPECT_EQ((*plain)[2].plan.at(0).fresh.size(), 33u);
+  EXPECT_EQ((*plain)[2].logsumexp.size(), 33u);
+  EXPECT_EQ((*plain)[2].last_logits.size(), 384u);
+  EXPECT_EQ((*plain)[4].greedy_ids.size(), 24u);
+  // One run of positions after the other, 44 tokens in all.
+  const VectorCase& gaps = (*plain)[5];
+  EXPECT_EQ(gaps.name, "positions_test");
+  ASSERT_EQ(gaps.plan.size(), 2u);
+  EXPECT_EQ(gaps.plan[0].fresh.size() + gaps.plan[1].fresh.size(), 44u);
+  EXPECT_GT(
+      gaps.plan[1].start,
+      gaps.plan[0].start + static_cast<int32_t>(gaps.plan[0].fresh.size()));
+  EXPECT_EQ(gaps.logsumexp.back(), gaps.last_logsumexp);
+
+  auto modular =
+      ParseVectorFile(OfTinyModel("tiny-mistral", "modular.json").dump());
+  PC_ASSERT_OK(modular);
+  ASSERT_EQ(modular->size(), 13u);
+  EXPECT_EQ((*modular)[11].name, "empty_fresh_between");
+  EXPECT_EQ((*modular)[11].plan.size(), 3u);
+}
+
+TEST(VectorFileTest, SaysThatAnEncoderDecodersFilesCannotBeRun) {
+  for (const char* text : {R"({"inputs": [[1]], "decoder_inputs": [[0]]})",
+                           R"({"cases": [{"decoder_ids": [0]}]})"}) {
+    EXPECT_THAT(ParseVectorFile(text),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         HasSubstr("encoder-decoder")));
+  }
+}
+
+TEST(VectorFileTest, RefusesGreedyTokensOfAnInputThatIsNotThere) {
+  Json json = OfTinyModel("tiny-mistral", "vectors.json");
+  json["greedy"][0]["prompt_index"] = 9;
+  EXPECT_THAT(ParseVectorFile(json.dump()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("greedy of no input")));
+}
+
 TEST(VectorFileTest, RefusesWhatIsNotSuchAFile) {
   for (const char* text :
        {"", "[", "{}", "{\"vectors\": [{}]}", "{\"cases\": [{\"name\": 3}]}"}) {
