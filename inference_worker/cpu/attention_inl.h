@@ -99,6 +99,26 @@ class Attention {
     return seen < segment.num_tokens ? seen : segment.num_tokens;
   }
 
+  // Tokens of the segment that the row's window does not reach.
+  uint32_t HiddenTokens(const AttentionSegment& segment, uint32_t row) const {
+    const int64_t hidden =
+        task_.window_begin + row / task_.heads_per_kv - segment.tokens_before;
+    if (hidden <= 0) return 0;
+    return hidden < segment.num_tokens ? static_cast<uint32_t>(hidden)
+                                       : segment.num_tokens;
+  }
+
+  // The first row whose window begins after token `first` of the segment.
+  uint32_t FirstHidingRow(const AttentionSegment& segment,
+                          uint32_t first) const {
+    const int64_t token =
+        segment.tokens_before + first + 1 - task_.window_begin;
+    if (token <= 0) return 0;
+    return token < task_.num_rows
+               ? static_cast<uint32_t>(token) * task_.heads_per_kv
+               : packed_rows_;
+  }
+
   void RotateQueries(const KvView& view) {
     if (rotated_ && frame_ == view.position_offset) return;
     rotated_ = true;
@@ -130,14 +150,23 @@ class Attention {
 
   void RunSegment(const AttentionSegment& segment, float* state) {
     const uint32_t seen = VisibleTokens(segment, packed_rows_ - 1);
-    for (uint32_t first = 0; first < seen; first += kTileTokens) {
+    const KvView& view = *segment.view;
+    uint32_t first = HiddenTokens(segment, 0) / kTileTokens * kTileTokens;
+    for (; first < seen; first += kTileTokens) {
       const uint32_t left = seen - first;
       const uint32_t tokens = left < kTileTokens ? left : kTileTokens;
-      FindTokens(*segment.view, segment.first_token + first, tokens);
-      const uint32_t whole = FirstWholeRow(segment, first);
+      FindTokens(view, segment.first_token + first, tokens);
+      tile_position_ = view.position_offset + view.local_position +
+                       static_cast<int32_t>(segment.first_token + first);
+      const uint32_t hiding = FirstHidingRow(segment, first);
+      uint32_t whole = FirstWholeRow(segment, first);
+      if (whole > hiding) whole = hiding;
       if (whole > 0) VectorTile(segment, first, tokens, whole, state);
       if constexpr (Products::kUsed) {
-        if (whole < packed_rows_) ProductTile(tokens, whole, state);
+        if (whole < hiding) ProductTile(tokens, whole, hiding, state);
+      }
+      if (hiding < packed_rows_) {
+        WindowTile(segment, first, tokens, hiding, state);
       }
     }
   }
@@ -172,18 +201,66 @@ class Attention {
     }
   }
 
-  // Rows [begin, packed_rows_) over a tile of which all see `tokens`.
-  void ProductTile(uint32_t tokens, uint32_t begin, float* state) {
+  // Rows from `begin` on over a tile whose first tokens are hidden from them.
+  void WindowTile(const AttentionSegment& segment, uint32_t first,
+                  uint32_t tokens, uint32_t begin, float* state) {
+    bool unpacked = false;
+    for (uint32_t row = begin; row < packed_rows_; ++row) {
+      const uint32_t from = HiddenTokens(segment, row) - first;
+      const uint32_t visible = VisibleTokens(segment, row);
+      uint32_t to = visible > first ? visible - first : 0;
+      if (to > tokens) to = tokens;
+      if (from >= to) continue;
+      if (!unpacked) Unpack(tokens);
+      unpacked = true;
+      WindowRow(row, from, to, state + row * state_stride_);
+    }
+  }
+
+  // One row over tokens [from, to) of the tile.
+  void WindowRow(uint32_t row, uint32_t from, uint32_t to, float* state) {
+    Logits<1>(queries_ + row * size_t{task_.head_dim}, to);
+    AddBias(row, to, weights_);
+    const float factor = State::Update(weights_ + from, to - from, state);
+    float* const sums = state + kStateHeader;
+    for (uint32_t d = 0; d < task_.head_dim; d += kLanes) {
+      S::Store(sums + d, S::Mul(S::Load(sums + d), S::Set1(factor)));
+      AddTokens<1, 1>(from, to, d, weights_, sums);
+    }
+  }
+
+  // ALiBi, to the first `tokens` logits of a row over the tile.
+  void AddBias(uint32_t row, uint32_t tokens, float* logits) const {
+    if (task_.alibi_slopes == nullptr) return;
+    alignas(64) static constexpr float kLane[16] = {
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const uint32_t token = row / task_.heads_per_kv;
+    // Logits are in base 2.
+    const F slope =
+        S::Set1(task_.alibi_slopes[row % task_.heads_per_kv] * 1.44269504f);
+    const int32_t distance =
+        tile_position_ - task_.position - static_cast<int32_t>(token);
+    F distances = S::Add(S::Set1(static_cast<float>(distance)), S::Load(kLane));
+    for (uint32_t t = 0; t < tokens; t += kLanes) {
+      S::Store(logits + t, S::Fma(slope, distances, S::Load(logits + t)));
+      distances = S::Add(distances, S::Set1(static_cast<float>(kLanes)));
+    }
+  }
+
+  // Rows [begin, end) over a tile of which all see `tokens`.
+  void ProductTile(uint32_t tokens, uint32_t begin, uint32_t end,
+                   float* state) {
     constexpr uint32_t kTile = Products::kRows;
     products_.SetTile(task_, tokens_, tokens);
-    for (uint32_t tile = begin / kTile; tile * kTile < packed_rows_; ++tile) {
+    for (uint32_t tile = begin / kTile; tile * kTile < end; ++tile) {
       const uint32_t base = tile * kTile;
-      const uint32_t left = packed_rows_ - base;
+      const uint32_t left = end - base;
       const uint32_t last = left < kTile ? left : kTile;
       const uint32_t first = begin > base ? begin - base : 0;
       float* const logits = products_.Logits(tile);
       float factors[kTile];
       for (uint32_t r = first; r < last; ++r) {
+        AddBias(base + r, tokens, logits + r * kTileTokens);
         factors[r] = State::Update(logits + r * kTileTokens, tokens,
                                    state + (base + r) * state_stride_);
         products_.SetWeights(r, tokens);
@@ -288,6 +365,8 @@ class Attention {
     bool rescale = false;
     float factors[kCount];
     for (int r = 0; r < kCount; ++r) {
+      AddBias(row + static_cast<uint32_t>(r), limits[r],
+              weights_ + r * kTileTokens);
       factors[r] = State::Update(weights_ + r * kTileTokens, limits[r],
                                  states + r * state_stride_);
       rescale |= factors[r] != 1.0f;
@@ -425,6 +504,7 @@ class Attention {
   const std::byte* tokens_[kTileTokens];  // of the tile, in their pages
   bool rotated_ = false;
   int32_t frame_ = 0;
+  int32_t tile_position_ = 0;  // of the tile's first token, in the plan
 };
 
 template <class S, class Products = NoProducts>
@@ -432,8 +512,10 @@ constexpr void FillCommon(IsaKernels* kernels) {
   kernels->attend = Attention<S, Products>::Attend;
   kernels->merge_states = Attention<S, Products>::MergeStates;
   kernels->rms_norm = Elementwise<S>::RmsNorm;
-  kernels->swiglu = Elementwise<S>::SwiGlu;
+  kernels->layer_norm = Elementwise<S>::LayerNorm;
+  kernels->activate = Elementwise<S>::Activate;
   kernels->add = Elementwise<S>::Add;
+  kernels->scale = Elementwise<S>::Scale;
   kernels->to_bf16 = Elementwise<S>::ToBf16;
   kernels->rotate_to_bf16 = Elementwise<S>::RotateToBf16;
 }

@@ -11,10 +11,17 @@ constexpr uint64_t kTasksPerThread = 4;
 // Segments' states in memory cost more than they bring above this many rows.
 constexpr uint32_t kMaxSplitRows = 32;
 
-uint64_t VisibleTokens(const AttentionGroup& group) {
-  uint64_t tokens = group.own.num_tokens;
+int64_t VisibleTokens(const AttentionGroup& group) {
+  int64_t tokens = group.own.num_tokens;
   for (const KvView& view : group.visible) tokens += view.num_tokens;
   return tokens;
+}
+
+// Of all of the group's rows together, about.
+uint64_t TokensSeen(const AttentionShape& shape, const AttentionGroup& group) {
+  const auto tokens = static_cast<uint64_t>(VisibleTokens(group));
+  if (shape.window == 0) return tokens;
+  return std::min<uint64_t>(tokens, uint64_t{shape.window} + group.num_rows);
 }
 
 // Row blocks so small that a prefill has several a thread, so large that
@@ -38,8 +45,15 @@ AttentionTask TaskFor(const AttentionShape& shape, const AttentionGroup& group,
           .head_dim = layout.head_dim,
           .position = group.position,
           .own_limit = group.own.num_tokens - group.num_rows + 1,
+          .window_begin = shape.window == 0
+                              ? kNoWindow
+                              : VisibleTokens(group) - group.num_rows + 1 -
+                                    int64_t{shape.window},
           .scale = shape.scale,
           .rope = ViewOf(shape.rope),
+          .alibi_slopes = shape.alibi_slopes == nullptr
+                              ? nullptr
+                              : shape.alibi_slopes + kv_head * heads_per_kv,
           .key_offset = layout.key_offset_bytes(shape.layer) + head_offset,
           .value_offset = layout.value_offset_bytes(shape.layer) + head_offset,
           .page_tokens = layout.page_tokens};
@@ -50,6 +64,7 @@ AttentionTask Rows(AttentionTask task, uint32_t first, uint32_t count) {
   task.out += first * task.out_stride;
   task.position += static_cast<int32_t>(first);
   task.own_limit += first;
+  task.window_begin += first;
   task.num_rows = count;
   return task;
 }
@@ -63,21 +78,27 @@ RopeView ViewOf(const RopeTable* rope) {
           .interleaved = rope->pairing() == Pairing::kInterleaved};
 }
 
-void AttentionPlan::AddView(const KvView& view, bool own) {
+void AttentionPlan::AddView(const KvView& view, bool own,
+                            int64_t tokens_before) {
   for (uint32_t first = 0; first < view.num_tokens; first += kSegmentTokens) {
     segments.push_back(
         {.view = &view,
          .first_token = first,
          .num_tokens = std::min(kSegmentTokens, view.num_tokens - first),
-         .own = own});
+         .own = own,
+         .tokens_before = tokens_before + first});
   }
 }
 
 AttentionPlan::GroupSegments AttentionPlan::AddSegments(
     const AttentionGroup& group) {
   const size_t first = segments.size();
-  for (const KvView& view : group.visible) AddView(view, /*own=*/false);
-  AddView(group.own, /*own=*/true);
+  int64_t tokens_before = 0;
+  for (const KvView& view : group.visible) {
+    AddView(view, /*own=*/false, tokens_before);
+    tokens_before += view.num_tokens;
+  }
+  AddView(group.own, /*own=*/true, tokens_before);
   return {.first = first,
           .count = static_cast<uint32_t>(segments.size() - first)};
 }
@@ -89,6 +110,13 @@ void AttentionPlan::AddBlock(AttentionTask whole, uint64_t cost_per_task) {
     if (!last.own || last.first_token < whole.own_limit + whole.num_rows - 1) {
       break;
     }
+    --whole.num_segments;
+  }
+  // What no row's window reaches.
+  while (whole.num_segments > 1 &&
+         whole.segments->tokens_before + whole.segments->num_tokens <=
+             whole.window_begin) {
+    ++whole.segments;
     --whole.num_segments;
   }
   const uint64_t packed_rows = whole.num_rows * uint64_t{whole.heads_per_kv};
@@ -123,7 +151,7 @@ void AttentionPlan::Build(const AttentionShape& shape,
   std::vector<GroupSegments> group_segments;
   group_segments.reserve(groups.size());
   for (const AttentionGroup& group : groups) {
-    cost += VisibleTokens(group) * group.num_rows * shape.num_heads;
+    cost += TokensSeen(shape, group) * group.num_rows * shape.num_heads;
     group_segments.push_back(AddSegments(group));
   }
   const uint64_t cost_per_task =

@@ -54,7 +54,7 @@ struct AttentionPlan {
     uint32_t count = 0;
   };
   GroupSegments AddSegments(const AttentionGroup& group);
-  void AddView(const KvView& view, bool own);
+  void AddView(const KvView& view, bool own, int64_t tokens_before);
   void AddBlock(AttentionTask whole, uint64_t cost_per_task);
 };
 

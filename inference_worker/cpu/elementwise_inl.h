@@ -23,6 +23,12 @@ template <class S>
 struct Elementwise {
   using F = typename S::F;
 
+  // P of Gelu, highest power of t - 0.5 first.
+  static constexpr float kTail[10] = {
+      -0.0129178353f, 0.0302108006f, 0.0138451337f, -0.0611731646f,
+      -0.0540041997f, 0.0907407726f, 0.274013562f,  0.363131425f,
+      0.32186061f,    0.210806364f};
+
   // 2^x for x <= 126; below -126 it is 2^-126, NaN stays. Relative error below
   // 3e-7: the fractional part is in [-0.5, 0.5], a polynomial of degree 6.
   static F Exp2(F x) {
@@ -68,19 +74,132 @@ struct Elementwise {
     return S::Div(gate, S::Add(S::Set1(1.0f), e));
   }
 
-  static void SwiGlu(const float* gate, const float* up, size_t count,
-                     float* out) {
+  static F Relu(F x) { return S::Max(S::Zero(), x); }
+
+  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, as x times a sigmoid.
+  static F GeluTanh(F x) {
+    const F inner = S::Fma(S::Mul(S::Set1(0.044715f), S::Mul(x, x)), x, x);
+    const F e = Exp(S::Mul(S::Set1(-1.59576912f), inner));
+    return S::Div(x, S::Add(S::Set1(1.0f), e));
+  }
+
+  // x Phi(x). The tail Phi(-|x|) is exp(-x^2 / 2) t P(t) with t = 1 / (1 + 0.4
+  // |x| / sqrt(2)), P fitted to 5e-8 for |x| <= 22.6: small results are as
+  // accurate, relatively, as large ones. The square is taken in two parts, the
+  // first exact, since exp would magnify its rounding.
+  static F Gelu(F x) {
+    const F size = S::Max(S::Sub(S::Zero(), x), x);
+    const F y = S::Min(S::Set1(22.6f), size);
+    const F large = S::Mul(y, S::Set1(4097.0f));
+    const F high = S::Sub(large, S::Sub(large, y));
+    const F low = S::Mul(S::Sub(high, y), S::Add(high, y));
+    const F half = S::Set1(0.5f);
+    const F e = S::Mul(Exp(S::Mul(S::Mul(high, high), S::Set1(-0.5f))),
+                       Exp(S::Mul(low, half)));
+    const F t =
+        S::Div(S::Set1(1.0f), S::Fma(S::Set1(0.282842712f), y, S::Set1(1.0f)));
+    const F u = S::Sub(t, half);
+    F p = S::Set1(kTail[0]);
+    for (int i = 1; i < 10; ++i) p = S::Fma(p, u, S::Set1(kTail[i]));
+    const F tail = S::Mul(S::Mul(e, t), p);
+    return S::Sub(S::Max(S::Zero(), x), S::Mul(size, tail));
+  }
+
+  // The parts of a row that fill a vector, then the rest in one of its own.
+  template <F (*kActivation)(F)>
+  static void Gated(const float* gate, const float* up, size_t count,
+                    float* out) {
     size_t i = 0;
     for (; i + S::kLanes <= count; i += S::kLanes) {
-      S::Store(out + i, S::Mul(Silu(S::Load(gate + i)), S::Load(up + i)));
+      S::Store(out + i,
+               S::Mul(kActivation(S::Load(gate + i)), S::Load(up + i)));
     }
     if (i == count) return;
     float g[S::kLanes] = {};
     float u[S::kLanes] = {};
     std::memcpy(g, gate + i, (count - i) * sizeof(float));
     std::memcpy(u, up + i, (count - i) * sizeof(float));
-    S::Store(g, S::Mul(Silu(S::Load(g)), S::Load(u)));
+    S::Store(g, S::Mul(kActivation(S::Load(g)), S::Load(u)));
     std::memcpy(out + i, g, (count - i) * sizeof(float));
+  }
+
+  template <F (*kActivation)(F)>
+  static void Ungated(const float* x, size_t count, float* out) {
+    size_t i = 0;
+    for (; i + S::kLanes <= count; i += S::kLanes) {
+      S::Store(out + i, kActivation(S::Load(x + i)));
+    }
+    if (i == count) return;
+    float rest[S::kLanes] = {};
+    std::memcpy(rest, x + i, (count - i) * sizeof(float));
+    S::Store(rest, kActivation(S::Load(rest)));
+    std::memcpy(out + i, rest, (count - i) * sizeof(float));
+  }
+
+  template <F (*kActivation)(F)>
+  static void Apply(const float* x, const float* up, size_t count, float* out) {
+    if (up == nullptr) return Ungated<kActivation>(x, count, out);
+    Gated<kActivation>(x, up, count, out);
+  }
+
+  static void Activate(Activation activation, const float* x, const float* up,
+                       size_t count, float* out) {
+    switch (activation) {
+      case Activation::kSilu:
+        return Apply<Silu>(x, up, count, out);
+      case Activation::kGelu:
+        return Apply<Gelu>(x, up, count, out);
+      case Activation::kGeluTanh:
+        return Apply<GeluTanh>(x, up, count, out);
+      case Activation::kRelu:
+        return Apply<Relu>(x, up, count, out);
+    }
+  }
+
+  // Sum of term(x[i]), in the order of RmsNorm's.
+  template <class Term>
+  static float Sum(const float* x, size_t dim, Term term) {
+    F sums[4] = {S::Zero(), S::Zero(), S::Zero(), S::Zero()};
+    size_t i = 0;
+    for (; i + 4 * S::kLanes <= dim; i += 4 * S::kLanes) {
+      PROMPTCACHE_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        sums[j] = term(S::Load(x + i + j * S::kLanes), sums[j]);
+      }
+    }
+    float total = S::ReduceAdd(
+        S::Add(S::Add(sums[0], sums[1]), S::Add(sums[2], sums[3])));
+    float rest[S::kLanes];
+    for (; i < dim; ++i) {
+      S::Store(rest, term(S::Set1(x[i]), S::Zero()));
+      total += rest[0];
+    }
+    return total;
+  }
+
+  // The variance is that of the deviations from the mean: no cancellation.
+  static void LayerNorm(const float* x, const float* weight, const float* bias,
+                        float epsilon, size_t dim, float* out) {
+    const auto count = static_cast<float>(dim);
+    const float mean =
+        Sum(x, dim, [](F v, F sum) { return S::Add(sum, v); }) / count;
+    const F means = S::Set1(mean);
+    const float squares = Sum(x, dim, [means](F v, F sum) {
+      const F d = S::Sub(v, means);
+      return S::Fma(d, d, sum);
+    });
+    const float inverse = 1.0f / S::SqrtScalar(squares / count + epsilon);
+    const F inverses = S::Set1(inverse);
+    size_t i = 0;
+    for (; i + S::kLanes <= dim; i += S::kLanes) {
+      const F v = S::Mul(S::Sub(S::Load(x + i), means), inverses);
+      const F b = bias == nullptr ? S::Zero() : S::Load(bias + i);
+      S::Store(out + i, S::Fma(v, S::Load(weight + i), b));
+    }
+    for (; i < dim; ++i) {
+      const float b = bias == nullptr ? 0.0f : bias[i];
+      out[i] = (x[i] - mean) * inverse * weight[i] + b;
+    }
   }
 
   // Four running sums, then their lanes, then the tail: one order for a dim.
@@ -111,6 +230,10 @@ struct Elementwise {
 
   static void Add(const float* y, size_t count, float* x) {
     for (size_t i = 0; i < count; ++i) x[i] += y[i];
+  }
+
+  static void Scale(float factor, size_t count, float* x) {
+    for (size_t i = 0; i < count; ++i) x[i] *= factor;
   }
 
   static uint16_t RoundToBf16(float value) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/kv_view.h"
+#include "inference_worker/cpu/activation.h"
 #include "inference_worker/cpu/panel_layout.h"
 
 // What one instruction set implements: a table of functions, one translation
@@ -52,7 +53,12 @@ struct AttentionSegment {
   uint32_t first_token = 0;
   uint32_t num_tokens = 0;
   bool own = false;  // causal: see AttentionTask::own_limit
+  // Tokens of the group that stand before it in plan order.
+  int64_t tokens_before = 0;
 };
+
+// AttentionTask::window_begin of rows that see everything.
+inline constexpr int64_t kNoWindow = -(int64_t{1} << 62);
 
 // Some query rows of one group, for the heads of one kv head, over some of the
 // group's segments.
@@ -66,8 +72,14 @@ struct AttentionTask {
   uint32_t head_dim = 0;
   int32_t position = 0;    // of the first row
   uint32_t own_limit = 0;  // own tokens that the first row sees; the next, + 1
+  // Tokens in plan order before the first one that the first row sees; the
+  // next row's, + 1.
+  int64_t window_begin = kNoWindow;
   float scale = 0;
   RopeView rope;
+  // Of the heads: added to the scaled logit, times key minus query position.
+  // Null: nothing is added.
+  const float* alibi_slopes = nullptr;
   // Of the kv head's keys and values in a page, in bytes.
   size_t key_offset = 0;
   size_t value_offset = 0;
@@ -113,8 +125,12 @@ struct IsaKernels {
 
   void (*rms_norm)(const float* x, const float* weight, float epsilon,
                    size_t dim, float* out);
-  void (*swiglu)(const float* gate, const float* up, size_t count, float* out);
+  void (*layer_norm)(const float* x, const float* weight, const float* bias,
+                     float epsilon, size_t dim, float* out);
+  void (*activate)(Activation activation, const float* x, const float* up,
+                   size_t count, float* out);
   void (*add)(const float* y, size_t count, float* x);
+  void (*scale)(float factor, size_t count, float* x);
   void (*to_bf16)(const float* x, size_t count, uint16_t* out);
   // One head at `position`, to bf16.
   void (*rotate_to_bf16)(const float* x, const RopeView& rope, int32_t position,

@@ -267,12 +267,38 @@ void Kernels::RmsNorm(const float* x, const float* weight, float epsilon,
   });
 }
 
-void Kernels::SwiGlu(const float* gate, const float* up, size_t in_stride,
-                     size_t num_rows, size_t dim, float* out) {
+void Kernels::RmsNormHeads(const float* weight, float epsilon, size_t num_rows,
+                           size_t row_stride, size_t num_heads, size_t head_dim,
+                           float* x) {
+  ForRows(num_rows, num_heads * head_dim, [&](size_t first, size_t last) {
+    for (size_t row = first; row < last; ++row) {
+      for (size_t head = 0; head < num_heads; ++head) {
+        float* const at = x + row * row_stride + head * head_dim;
+        isa_->rms_norm(at, weight, epsilon, head_dim, at);
+      }
+    }
+  });
+}
+
+void Kernels::LayerNorm(const float* x, const float* weight, const float* bias,
+                        float epsilon, size_t num_rows, size_t dim,
+                        float* out) {
+  ForRows(num_rows, 2 * dim, [&](size_t first, size_t last) {
+    for (size_t row = first; row < last; ++row) {
+      isa_->layer_norm(x + row * dim, weight, bias, epsilon, dim,
+                       out + row * dim);
+    }
+  });
+}
+
+void Kernels::Activate(Activation activation, const float* x, const float* up,
+                       size_t in_stride, size_t num_rows, size_t dim,
+                       float* out) {
   ForRows(num_rows, 4 * dim, [&](size_t first, size_t last) {
     for (size_t row = first; row < last; ++row) {
-      isa_->swiglu(gate + row * in_stride, up + row * in_stride, dim,
-                   out + row * dim);
+      isa_->activate(activation, x + row * in_stride,
+                     up == nullptr ? nullptr : up + row * in_stride, dim,
+                     out + row * dim);
     }
   });
 }
@@ -284,6 +310,16 @@ void Kernels::Add(const float* y, size_t count, float* x) {
             const size_t begin = first * kChunk;
             const size_t end = std::min(count, last * kChunk);
             isa_->add(y + begin, end - begin, x + begin);
+          });
+}
+
+void Kernels::Scale(float factor, size_t count, float* x) {
+  constexpr size_t kChunk = 1024;
+  ForRows((count + kChunk - 1) / kChunk, kChunk,
+          [&](size_t first, size_t last) {
+            const size_t begin = first * kChunk;
+            const size_t end = std::min(count, last * kChunk);
+            isa_->scale(factor, end - begin, x + begin);
           });
 }
 

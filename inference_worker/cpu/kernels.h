@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/kv_layout.h"
 #include "common/kv_view.h"
+#include "inference_worker/cpu/activation.h"
 #include "inference_worker/cpu/packed_matrix.h"
 #include "inference_worker/cpu/rope_table.h"
 #include "inference_worker/cpu/thread_pool.h"
@@ -60,6 +61,12 @@ struct AttentionShape {
   float scale = 0;  // of the logits: 1 / sqrt(head_dim)
   // May be null: nothing is rotated.
   const RopeTable* rope = nullptr;
+  // ALiBi: of each head, added to the scaled logit times (position of the key
+  // minus position of the query), also where that is positive. May be null.
+  const float* alibi_slopes = nullptr;
+  // A row sees the last `window` tokens of all that it would see in plan
+  // order, itself included, whatever their positions. 0: all.
+  uint32_t window = 0;
 };
 
 // The numeric operations of a transformer on one processor, numerics=exact:
@@ -117,13 +124,28 @@ class Kernels {
   void RmsNorm(const float* x, const float* weight, float epsilon,
                size_t num_rows, size_t dim, float* out);
 
-  // out = gate / (1 + exp(-gate)) * up; gate and up have rows `in_stride`
-  // floats apart, out's are dense. out may be gate when in_stride == dim.
-  void SwiGlu(const float* gate, const float* up, size_t in_stride,
-              size_t num_rows, size_t dim, float* out);
+  // The same in place over each head of rows `row_stride` floats apart; one
+  // weight [head_dim] for all heads.
+  void RmsNormHeads(const float* weight, float epsilon, size_t num_rows,
+                    size_t row_stride, size_t num_heads, size_t head_dim,
+                    float* x);
+
+  // out = (x - mean) / sqrt(variance + epsilon) * weight + bias, row by row;
+  // bias may be null, out may be x.
+  void LayerNorm(const float* x, const float* weight, const float* bias,
+                 float epsilon, size_t num_rows, size_t dim, float* out);
+
+  // out = activation(x), times `up` where that is not null; x and up have rows
+  // `in_stride` floats apart, out's are dense. out may be x when in_stride ==
+  // dim.
+  void Activate(Activation activation, const float* x, const float* up,
+                size_t in_stride, size_t num_rows, size_t dim, float* out);
 
   // x += y, `count` floats.
   void Add(const float* y, size_t count, float* x);
+
+  // x *= factor, `count` floats.
+  void Scale(float factor, size_t count, float* x);
 
   // Rotates keys to position - own.position_offset and stores keys and values
   // as bf16 (nearest even). REQUIRES: rotations within the table.

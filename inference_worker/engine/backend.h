@@ -35,6 +35,10 @@ struct RowGroup {
   // private pages, the writable alias for a reservation's).
   std::byte* const* own_write_pages = nullptr;
   LogitsWanted logits = LogitsWanted::kNone;
+  // Learned positions only: what makes `position` one of the schema's layout,
+  // which is what a table of embeddings knows. PlanModule::schema_start for the
+  // rows of a module being encoded, else 0.
+  int32_t embedding_position_offset = 0;
 };
 
 // A loaded model on a device. Forward is not reentrant: one pass at a time

@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "inference_worker/cpu/kernels.h"
 #include "inference_worker/engine/cpu_weights.h"
-#include "inference_worker/engine/families/family.h"
+#include "inference_worker/engine/families/config_check.h"
+#include "inference_worker/engine/families/positions.h"
+#include "inference_worker/engine/families/reuse.h"
 #include "inference_worker/engine/row_groups.h"
 
 namespace promptcache::worker {
@@ -20,8 +22,6 @@ namespace {
 // panel well, few enough for their activations to stay in the cache; whole
 // blocks of every set of kernels (48, 96 and 128 rows).
 constexpr size_t kBlockRows = 384;
-
-constexpr uint32_t kMaxHeadDim = 256;
 
 // Activations of one pass, reused by the next. Rows are dense.
 struct Activations {
@@ -37,48 +37,58 @@ struct Activations {
   float* gated = nullptr;    // [block][ffn]
 };
 
-absl::Status CheckConfig(const ModelConfig& c) {
-  if (c.num_layers == 0 || c.num_heads == 0 || c.num_kv_heads == 0 ||
-      c.hidden_dim == 0 || c.ffn_dim == 0 || c.vocab_size == 0 ||
-      c.context_length == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "model with a dimension of 0: layers ", c.num_layers, ", heads ",
-        c.num_heads, ", kv heads ", c.num_kv_heads, ", hidden ", c.hidden_dim,
-        ", ffn ", c.ffn_dim, ", vocabulary ", c.vocab_size, ", context ",
-        c.context_length));
+cpu::Activation ActivationOf(const ModelConfig& config) {
+  switch (config.activation) {
+    case Activation::kSilu:
+      return cpu::Activation::kSilu;
+    case Activation::kGelu:
+      return cpu::Activation::kGelu;
+    case Activation::kGeluTanh:
+      return cpu::Activation::kGeluTanh;
+    case Activation::kRelu:
+      return cpu::Activation::kRelu;
   }
-  if (c.num_heads % c.num_kv_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(c.num_heads, " heads do not divide into ", c.num_kv_heads,
-                     " kv heads"));
-  }
-  if (c.head_dim == 0 || c.head_dim % 16 != 0 || c.head_dim > kMaxHeadDim) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("head_dim ", c.head_dim,
-                     " must be a multiple of 16, at most ", kMaxHeadDim));
-  }
-  if (c.rope.dims == 0 || c.rope.dims % 2 != 0 || c.rope.dims > c.head_dim) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "RoPE over ", c.rope.dims, " elements of a head of ", c.head_dim));
-  }
-  return absl::OkStatus();
+  return cpu::Activation::kSilu;
 }
 
-absl::StatusOr<cpu::RopeTable> MakeRopeTable(const ModelConfig& config) {
+// What turns and biases keys and queries; empty what the model does not use.
+struct PositionTables {
+  std::optional<cpu::RopeTable> rope;
+  std::optional<cpu::RopeTable> local_rope;  // of layers with a window
+  std::vector<float> alibi_slopes;
+};
+
+absl::StatusOr<cpu::RopeTable> MakeRopeTable(const ModelConfig& config,
+                                             bool local) {
+  PC_ASSIGN_OR_RETURN(Rotation rotation, RotationOf(config, local));
   return cpu::RopeTable::Create({
-      .inv_freq = cpu::RopeTable::PlainFrequencies(
-          static_cast<double>(config.rope.theta), config.rope.dims),
+      .inv_freq = std::move(rotation.inv_freq),
+      .factor = rotation.factor,
       .pairing = config.rope.pairing == RopePairing::kInterleaved
                      ? cpu::Pairing::kInterleaved
                      : cpu::Pairing::kHalfSplit,
-      .max_position = static_cast<int32_t>(config.context_length) - 1,
+      .max_position = static_cast<int32_t>(UsableContext(config)) - 1,
   });
+}
+
+absl::StatusOr<PositionTables> MakePositionTables(const ModelConfig& config) {
+  PositionTables tables;
+  if (config.positions == PositionKind::kAlibi) {
+    tables.alibi_slopes = AlibiSlopes(config);
+  }
+  if (config.positions != PositionKind::kRope) return tables;
+  PC_ASSIGN_OR_RETURN(tables.rope, MakeRopeTable(config, /*local=*/false));
+  if (config.local_rope_theta > 0 && !config.layer_windows.empty()) {
+    PC_ASSIGN_OR_RETURN(tables.local_rope,
+                        MakeRopeTable(config, /*local=*/true));
+  }
+  return tables;
 }
 
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const ModelConfig& config, uint32_t page_tokens,
-             std::unique_ptr<cpu::Kernels> kernels, cpu::RopeTable rope,
+             std::unique_ptr<cpu::Kernels> kernels, PositionTables positions,
              CpuWeights weights)
       : config_(config),
         layout_{.num_layers = config.num_layers,
@@ -87,7 +97,9 @@ class CpuBackend final : public Backend {
                 .page_tokens = page_tokens},
         numerics_(absl::StrCat("exact/", kernels->name())),
         kernels_(std::move(kernels)),
-        rope_(std::move(rope)),
+        activation_(ActivationOf(config)),
+        context_length_(UsableContext(config)),
+        positions_(std::move(positions)),
         weights_(std::move(weights)) {}
 
   absl::Status Forward(std::span<const RowGroup> groups,
@@ -95,7 +107,7 @@ class CpuBackend final : public Backend {
 
   const KvLayout& layout() const override { return layout_; }
   uint32_t vocab_size() const override { return config_.vocab_size; }
-  uint32_t context_length() const override { return config_.context_length; }
+  uint32_t context_length() const override { return context_length_; }
   const std::string& numerics() const override { return numerics_; }
   uint32_t num_threads() const override { return kernels_->num_threads(); }
 
@@ -112,9 +124,18 @@ class CpuBackend final : public Backend {
 
   absl::Status ReserveRows(size_t num_rows);
   void DescribePass(std::span<const RowGroup> groups);
+  void Embed(size_t num_rows);
+  cpu::AttentionShape ShapeOf(uint32_t layer) const;
   void RunLayer(uint32_t index, size_t num_rows);
+  void ProjectQkv(const CpuLayerWeights& layer, const float* residual,
+                  size_t num_rows, float* qkv);
   void RunFeedForward(const CpuLayerWeights& layer, float* residual,
                       size_t num_rows);
+  void Normalize(const CpuNorm& norm, const float* x, size_t num_rows,
+                 float* out);
+  void AddProduct(const float* a, size_t depth, size_t num_rows,
+                  const CpuProjection& projection, const CpuNorm& post_norm,
+                  float* residual);
   void RunHead(std::span<const RowGroup> groups, float* logits);
   void ProjectToVocabulary(size_t num_rows, float* logits);
 
@@ -122,12 +143,15 @@ class CpuBackend final : public Backend {
   const KvLayout layout_;
   const std::string numerics_;
   const std::unique_ptr<cpu::Kernels> kernels_;
-  const cpu::RopeTable rope_;
+  const cpu::Activation activation_;
+  const uint32_t context_length_;
+  const PositionTables positions_;
   const CpuWeights weights_;
 
   // Of the pass that is running; kept for the next one's sake.
   Activations act_;
   std::vector<int32_t> ids_;
+  std::vector<int32_t> table_rows_;  // of learned positions
   std::vector<cpu::KvWrite> writes_;
   std::vector<cpu::AttentionGroup> attention_;
 };
@@ -137,7 +161,10 @@ absl::Status CpuBackend::Forward(std::span<const RowGroup> groups,
   const PassLimits limits = {
       .layout = layout_,
       .vocab_size = config_.vocab_size,
-      .max_distance = rope_.max_position(),
+      .max_distance = static_cast<int32_t>(context_length_) - 1,
+      .num_positions = config_.positions == PositionKind::kLearned
+                           ? config_.context_length
+                           : 0,
   };
   PC_RETURN_IF_ERROR(CheckRowGroups(groups, limits));
   size_t num_rows = 0;
@@ -151,7 +178,7 @@ absl::Status CpuBackend::Forward(std::span<const RowGroup> groups,
   if (num_rows == 0) return absl::OkStatus();
 
   DescribePass(groups);
-  kernels_->LookUp(weights_.embedding, ids_, act_.residual, hidden_dim());
+  Embed(num_rows);
   for (uint32_t i = 0; i < config_.num_layers; ++i) RunLayer(i, num_rows);
   RunHead(groups, logits->data());
   return absl::OkStatus();
@@ -192,6 +219,7 @@ absl::Status CpuBackend::ReserveRows(size_t num_rows) {
 // the same in every layer.
 void CpuBackend::DescribePass(std::span<const RowGroup> groups) {
   ids_.clear();
+  table_rows_.clear();
   writes_.clear();
   attention_.clear();
   for (const RowGroup& group : groups) {
@@ -199,6 +227,11 @@ void CpuBackend::DescribePass(std::span<const RowGroup> groups) {
     const size_t first = ids_.size();
     const auto num_rows = static_cast<uint32_t>(group.tokens.size());
     ids_.insert(ids_.end(), group.tokens.begin(), group.tokens.end());
+    const auto table_row = group.position + group.embedding_position_offset +
+                           static_cast<int32_t>(config_.position_table_offset);
+    for (uint32_t row = 0; row < num_rows; ++row) {
+      table_rows_.push_back(table_row + static_cast<int32_t>(row));
+    }
     const float* qkv = act_.qkv + first * qkv_dim();
     writes_.push_back({.keys = qkv + query_dim(),
                        .values = qkv + query_dim() + kv_dim(),
@@ -218,47 +251,118 @@ void CpuBackend::DescribePass(std::span<const RowGroup> groups) {
   }
 }
 
+void CpuBackend::Embed(size_t num_rows) {
+  kernels_->LookUp(weights_.embedding, ids_, act_.residual, hidden_dim());
+  if (config_.embedding_scale != 1) {
+    kernels_->Scale(config_.embedding_scale, num_rows * hidden_dim(),
+                    act_.residual);
+  }
+  if (weights_.positions.num_rows() == 0) return;
+  for (size_t row = 0; row < num_rows; row += kBlockRows) {
+    const size_t rows = std::min(kBlockRows, num_rows - row);
+    kernels_->LookUp(weights_.positions,
+                     std::span(table_rows_).subspan(row, rows), act_.normed,
+                     hidden_dim());
+    kernels_->Add(act_.normed, rows * hidden_dim(),
+                  act_.residual + row * hidden_dim());
+  }
+}
+
+cpu::AttentionShape CpuBackend::ShapeOf(uint32_t layer) const {
+  const uint32_t window =
+      config_.layer_windows.empty() ? 0 : config_.layer_windows[layer];
+  const std::optional<cpu::RopeTable>& rope =
+      window > 0 && positions_.local_rope.has_value() ? positions_.local_rope
+                                                      : positions_.rope;
+  return {.num_heads = config_.num_heads,
+          .layer = layer,
+          .layout = layout_,
+          .scale = AttentionScale(config_),
+          .rope = rope.has_value() ? &*rope : nullptr,
+          .alibi_slopes = DataOrNull(positions_.alibi_slopes),
+          .window = window};
+}
+
 void CpuBackend::RunLayer(uint32_t index, size_t num_rows) {
   const CpuLayerWeights& layer = weights_.layers[index];
   for (size_t row = 0; row < num_rows; row += kBlockRows) {
-    const size_t rows = std::min(kBlockRows, num_rows - row);
-    kernels_->RmsNorm(act_.residual + row * hidden_dim(),
-                      layer.attention_norm.data(), config_.norm_epsilon, rows,
-                      hidden_dim(), act_.normed);
-    kernels_->Gemm(act_.normed, hidden_dim(), rows, layer.qkv,
-                   act_.qkv + row * qkv_dim(), qkv_dim());
+    ProjectQkv(layer, act_.residual + row * hidden_dim(),
+               std::min(kBlockRows, num_rows - row),
+               act_.qkv + row * qkv_dim());
   }
   // All of the pass's keys and values before any attention: a group may see
   // what another one writes.
-  const cpu::AttentionShape shape = {
-      .num_heads = config_.num_heads,
-      .layer = index,
-      .layout = layout_,
-      .scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim)),
-      .rope = &rope_,
-  };
+  const cpu::AttentionShape shape = ShapeOf(index);
   kernels_->WriteKv(shape, writes_);
   kernels_->Attend(shape, attention_);
+  const bool parallel = config_.residual == ResidualKind::kParallel;
   for (size_t row = 0; row < num_rows; row += kBlockRows) {
     const size_t rows = std::min(kBlockRows, num_rows - row);
     float* residual = act_.residual + row * hidden_dim();
-    kernels_->Gemm(act_.attention + row * query_dim(), query_dim(), rows,
-                   layer.attention_out, residual, hidden_dim(),
-                   {.residual = residual});
+    const float* attention = act_.attention + row * query_dim();
+    // What a parallel feed-forward block sees is without the attention.
+    if (parallel) Normalize(layer.ffn_norm, residual, rows, act_.normed);
+    AddProduct(attention, query_dim(), rows, layer.attention_out,
+               layer.post_attention_norm, residual);
+    if (!parallel) Normalize(layer.ffn_norm, residual, rows, act_.normed);
     RunFeedForward(layer, residual, rows);
   }
 }
 
+void CpuBackend::ProjectQkv(const CpuLayerWeights& layer, const float* residual,
+                            size_t num_rows, float* qkv) {
+  Normalize(layer.attention_norm, residual, num_rows, act_.normed);
+  kernels_->Gemm(act_.normed, hidden_dim(), num_rows, layer.qkv.weights, qkv,
+                 qkv_dim(), {.bias = DataOrNull(layer.qkv.bias)});
+  if (layer.query_norm.empty()) return;
+  kernels_->RmsNormHeads(layer.query_norm.data(), config_.norm_epsilon,
+                         num_rows, qkv_dim(), config_.num_heads,
+                         config_.head_dim, qkv);
+  kernels_->RmsNormHeads(layer.key_norm.data(), config_.norm_epsilon, num_rows,
+                         qkv_dim(), config_.num_kv_heads, config_.head_dim,
+                         qkv + query_dim());
+}
+
+// Of the rows in act_.normed.
 void CpuBackend::RunFeedForward(const CpuLayerWeights& layer, float* residual,
                                 size_t num_rows) {
-  kernels_->RmsNorm(residual, layer.ffn_norm.data(), config_.norm_epsilon,
-                    num_rows, hidden_dim(), act_.normed);
-  kernels_->Gemm(act_.normed, hidden_dim(), num_rows, layer.gate_up,
-                 act_.gate_up, 2 * ffn_dim());
-  kernels_->SwiGlu(act_.gate_up, act_.gate_up + ffn_dim(), 2 * ffn_dim(),
-                   num_rows, ffn_dim(), act_.gated);
-  kernels_->Gemm(act_.gated, ffn_dim(), num_rows, layer.down, residual,
-                 hidden_dim(), {.residual = residual});
+  const bool gated = config_.gated_ffn;
+  const size_t width = gated ? 2 * ffn_dim() : ffn_dim();
+  kernels_->Gemm(act_.normed, hidden_dim(), num_rows, layer.gate_up.weights,
+                 act_.gate_up, width, {.bias = DataOrNull(layer.gate_up.bias)});
+  kernels_->Activate(activation_, act_.gate_up,
+                     gated ? act_.gate_up + ffn_dim() : nullptr, width,
+                     num_rows, ffn_dim(), act_.gated);
+  AddProduct(act_.gated, ffn_dim(), num_rows, layer.down, layer.post_ffn_norm,
+             residual);
+}
+
+void CpuBackend::Normalize(const CpuNorm& norm, const float* x, size_t num_rows,
+                           float* out) {
+  if (config_.norm == NormKind::kLayer) {
+    kernels_->LayerNorm(x, norm.weight.data(), DataOrNull(norm.bias),
+                        config_.norm_epsilon, num_rows, hidden_dim(), out);
+  } else {
+    kernels_->RmsNorm(x, norm.weight.data(), config_.norm_epsilon, num_rows,
+                      hidden_dim(), out);
+  }
+}
+
+// residual += a W^T + bias, normed before it is added where there is such a
+// norm: then act_.normed is lost.
+void CpuBackend::AddProduct(const float* a, size_t depth, size_t num_rows,
+                            const CpuProjection& projection,
+                            const CpuNorm& post_norm, float* residual) {
+  const float* bias = DataOrNull(projection.bias);
+  if (post_norm.weight.empty()) {
+    kernels_->Gemm(a, depth, num_rows, projection.weights, residual,
+                   hidden_dim(), {.bias = bias, .residual = residual});
+    return;
+  }
+  kernels_->Gemm(a, depth, num_rows, projection.weights, act_.normed,
+                 hidden_dim(), {.bias = bias});
+  Normalize(post_norm, act_.normed, num_rows, act_.normed);
+  kernels_->Add(act_.normed, num_rows * hidden_dim(), residual);
 }
 
 // Only rows that want logits are copied together and go on.
@@ -283,10 +387,10 @@ void CpuBackend::RunHead(std::span<const RowGroup> groups, float* logits) {
 
 void CpuBackend::ProjectToVocabulary(size_t num_rows, float* logits) {
   if (num_rows == 0) return;
-  kernels_->RmsNorm(act_.normed, weights_.output_norm.data(),
-                    config_.norm_epsilon, num_rows, hidden_dim(), act_.normed);
+  Normalize(weights_.output_norm, act_.normed, num_rows, act_.normed);
   kernels_->Gemm(act_.normed, hidden_dim(), num_rows, weights_.head(), logits,
-                 config_.vocab_size);
+                 config_.vocab_size,
+                 {.bias = DataOrNull(weights_.output_bias)});
 }
 
 }  // namespace
@@ -294,8 +398,6 @@ void CpuBackend::ProjectToVocabulary(size_t num_rows, float* logits) {
 absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(
     const ModelFile& file, const CpuBackendOptions& options) {
   const ModelConfig& config = file.config();
-  // The only family so far has the only kinds there are.
-  PC_RETURN_IF_ERROR(FamilyOf(config).status());
   PC_RETURN_IF_ERROR(CheckConfig(config));
   const KvLayout layout = {.num_layers = config.num_layers,
                            .num_kv_heads = config.num_kv_heads,
@@ -307,11 +409,11 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(
                           .name = options.kernels,
                           .num_threads = options.num_threads,
                       }));
-  PC_ASSIGN_OR_RETURN(cpu::RopeTable rope, MakeRopeTable(config));
+  PC_ASSIGN_OR_RETURN(PositionTables positions, MakePositionTables(config));
   PC_ASSIGN_OR_RETURN(CpuWeights weights,
                       LoadCpuWeights(file, *kernels, options.progress));
   return std::make_unique<CpuBackend>(config, options.page_tokens,
-                                      std::move(kernels), std::move(rope),
+                                      std::move(kernels), std::move(positions),
                                       std::move(weights));
 }
 

@@ -1,6 +1,7 @@
 #include "inference_worker/engine/cpu_weights.h"
 
 #include <initializer_list>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,9 +10,11 @@
 namespace promptcache::worker {
 namespace {
 
+// Rows of a matrix, and the role of its bias where one may be.
 struct Part {
   TensorRole role;
   uint64_t num_rows;
+  std::optional<TensorRole> bias;
 };
 
 class Loader {
@@ -29,17 +32,27 @@ class Loader {
     CountElements();
     Report();
     CpuWeights weights;
+    const uint64_t hidden = config_.hidden_dim;
     const uint64_t vocab = config_.vocab_size;
     PC_ASSIGN_OR_RETURN(
         weights.embedding,
-        Matrix(0, config_.hidden_dim, {{TensorRole::kTokenEmbedding, vocab}}));
+        Matrix(0, hidden, {{TensorRole::kTokenEmbedding, vocab, {}}}));
+    if (config_.positions == PositionKind::kLearned) {
+      PC_ASSIGN_OR_RETURN(
+          weights.positions,
+          Matrix(0, hidden,
+                 {{TensorRole::kPositionEmbedding, NumPositionRows(), {}}}));
+    }
     if (!config_.tied_embeddings) {
       PC_ASSIGN_OR_RETURN(
           weights.output,
-          Matrix(0, config_.hidden_dim, {{TensorRole::kOutput, vocab}}));
+          Matrix(0, hidden, {{TensorRole::kOutput, vocab, {}}}));
     }
-    PC_ASSIGN_OR_RETURN(weights.output_norm,
-                        Vector(TensorRole::kOutputNorm, 0));
+    PC_ASSIGN_OR_RETURN(weights.output_bias,
+                        OptionalVector(TensorRole::kOutputBias, 0, vocab));
+    PC_ASSIGN_OR_RETURN(
+        weights.output_norm,
+        Norm(TensorRole::kOutputNorm, TensorRole::kOutputNormBias, 0));
     for (uint32_t i = 0; i < config_.num_layers; ++i) {
       PC_ASSIGN_OR_RETURN(CpuLayerWeights layer, Layer(i));
       weights.layers.push_back(std::move(layer));
@@ -49,25 +62,70 @@ class Loader {
 
  private:
   absl::StatusOr<CpuLayerWeights> Layer(uint32_t i) {
+    CpuLayerWeights layer;
+    PC_RETURN_IF_ERROR(LoadNorms(i, layer));
+    PC_RETURN_IF_ERROR(LoadAttention(i, layer));
+    PC_RETURN_IF_ERROR(LoadFeedForward(i, layer));
+    return layer;
+  }
+
+  absl::Status LoadNorms(uint32_t i, CpuLayerWeights& layer) {
+    PC_ASSIGN_OR_RETURN(
+        layer.attention_norm,
+        Norm(TensorRole::kAttentionNorm, TensorRole::kAttentionNormBias, i));
+    if (config_.residual == ResidualKind::kParallel &&
+        config_.shared_parallel_norm) {
+      layer.ffn_norm = layer.attention_norm;
+    } else {
+      PC_ASSIGN_OR_RETURN(layer.ffn_norm, Norm(TensorRole::kFfnNorm,
+                                               TensorRole::kFfnNormBias, i));
+    }
+    if (config_.post_norms) {
+      PC_ASSIGN_OR_RETURN(layer.post_attention_norm,
+                          Norm(TensorRole::kPostAttentionNorm, {}, i));
+      PC_ASSIGN_OR_RETURN(layer.post_ffn_norm,
+                          Norm(TensorRole::kPostFfnNorm, {}, i));
+    }
+    if (config_.qk_norm) {
+      PC_ASSIGN_OR_RETURN(layer.query_norm, NormWeight(TensorRole::kQueryNorm,
+                                                       i, config_.head_dim));
+      PC_ASSIGN_OR_RETURN(layer.key_norm, NormWeight(TensorRole::kKeyNorm, i,
+                                                     config_.head_dim));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadAttention(uint32_t i, CpuLayerWeights& layer) {
+    const uint64_t hidden = config_.hidden_dim;
+    PC_ASSIGN_OR_RETURN(
+        layer.qkv,
+        Projection(i, hidden,
+                   {{TensorRole::kQuery, query_dim_, TensorRole::kQueryBias},
+                    {TensorRole::kKey, kv_dim_, TensorRole::kKeyBias},
+                    {TensorRole::kValue, kv_dim_, TensorRole::kValueBias}}));
+    PC_ASSIGN_OR_RETURN(layer.attention_out,
+                        Projection(i, query_dim_,
+                                   {{TensorRole::kAttentionOut, hidden,
+                                     TensorRole::kAttentionOutBias}}));
+    return absl::OkStatus();
+  }
+
+  absl::Status LoadFeedForward(uint32_t i, CpuLayerWeights& layer) {
     const uint64_t hidden = config_.hidden_dim;
     const uint64_t ffn = config_.ffn_dim;
-    CpuLayerWeights layer;
-    PC_ASSIGN_OR_RETURN(layer.attention_norm,
-                        Vector(TensorRole::kAttentionNorm, i));
-    PC_ASSIGN_OR_RETURN(layer.qkv, Matrix(i, hidden,
-                                          {{TensorRole::kQuery, query_dim_},
-                                           {TensorRole::kKey, kv_dim_},
-                                           {TensorRole::kValue, kv_dim_}}));
+    const Part up = {TensorRole::kFfnUp, ffn, TensorRole::kFfnUpBias};
+    if (config_.gated_ffn) {
+      PC_ASSIGN_OR_RETURN(
+          layer.gate_up,
+          Projection(i, hidden, {{TensorRole::kFfnGate, ffn, {}}, up}));
+    } else {
+      PC_ASSIGN_OR_RETURN(layer.gate_up, Projection(i, hidden, {up}));
+    }
     PC_ASSIGN_OR_RETURN(
-        layer.attention_out,
-        Matrix(i, query_dim_, {{TensorRole::kAttentionOut, hidden}}));
-    PC_ASSIGN_OR_RETURN(layer.ffn_norm, Vector(TensorRole::kFfnNorm, i));
-    PC_ASSIGN_OR_RETURN(layer.gate_up, Matrix(i, hidden,
-                                              {{TensorRole::kFfnGate, ffn},
-                                               {TensorRole::kFfnUp, ffn}}));
-    PC_ASSIGN_OR_RETURN(layer.down,
-                        Matrix(i, ffn, {{TensorRole::kFfnDown, hidden}}));
-    return layer;
+        layer.down,
+        Projection(i, ffn,
+                   {{TensorRole::kFfnDown, hidden, TensorRole::kFfnDownBias}}));
+    return absl::OkStatus();
   }
 
   absl::StatusOr<TensorView> Tensor(TensorRole role, uint32_t layer,
@@ -81,12 +139,60 @@ class Loader {
     return view;
   }
 
-  absl::StatusOr<std::vector<float>> Vector(TensorRole role, uint32_t layer) {
-    PC_ASSIGN_OR_RETURN(const TensorView view,
-                        Tensor(role, layer, 1, config_.hidden_dim));
+  absl::StatusOr<std::vector<float>> Vector(TensorRole role, uint32_t layer,
+                                            uint64_t count) {
+    PC_ASSIGN_OR_RETURN(const TensorView view, Tensor(role, layer, 1, count));
     std::vector<float> values(view.cols);
     DequantizeRow(view, 0, values);
     return values;
+  }
+
+  // Empty when the file has none.
+  absl::StatusOr<std::vector<float>> OptionalVector(TensorRole role,
+                                                    uint32_t layer,
+                                                    uint64_t count) {
+    absl::StatusOr<std::vector<float>> values = Vector(role, layer, count);
+    if (absl::IsNotFound(values.status())) return std::vector<float>();
+    return values;
+  }
+
+  absl::StatusOr<std::vector<float>> NormWeight(TensorRole role, uint32_t layer,
+                                                uint64_t count) {
+    PC_ASSIGN_OR_RETURN(std::vector<float> weight, Vector(role, layer, count));
+    for (float& w : weight) w += config_.norm_weight_offset;
+    return weight;
+  }
+
+  absl::StatusOr<CpuNorm> Norm(TensorRole role, std::optional<TensorRole> bias,
+                               uint32_t layer) {
+    CpuNorm norm;
+    PC_ASSIGN_OR_RETURN(norm.weight,
+                        NormWeight(role, layer, config_.hidden_dim));
+    if (bias.has_value() && config_.norm == NormKind::kLayer) {
+      PC_ASSIGN_OR_RETURN(norm.bias,
+                          OptionalVector(*bias, layer, config_.hidden_dim));
+    }
+    return norm;
+  }
+
+  absl::StatusOr<CpuProjection> Projection(uint32_t layer, uint64_t cols,
+                                           std::initializer_list<Part> parts) {
+    CpuProjection projection;
+    PC_ASSIGN_OR_RETURN(projection.weights, Matrix(layer, cols, parts));
+    std::vector<float> bias;
+    bool any = false;
+    for (const Part& part : parts) {
+      std::vector<float> values;
+      if (part.bias.has_value()) {
+        PC_ASSIGN_OR_RETURN(values,
+                            OptionalVector(*part.bias, layer, part.num_rows));
+      }
+      any = any || !values.empty();
+      values.resize(part.num_rows);
+      bias.insert(bias.end(), values.begin(), values.end());
+    }
+    if (any) projection.bias = std::move(bias);
+    return projection;
   }
 
   // The parts one below the other.
@@ -116,13 +222,21 @@ class Loader {
     return packed;
   }
 
+  uint64_t NumPositionRows() const {
+    return uint64_t{config_.context_length} + config_.position_table_offset;
+  }
+
   void CountElements() {
     const uint64_t hidden = config_.hidden_dim;
-    const uint64_t layer =
-        hidden * (2 * query_dim_ + 2 * kv_dim_ + uint64_t{3} * config_.ffn_dim);
+    const uint64_t ffn_matrices = config_.gated_ffn ? 3 : 2;
+    const uint64_t layer = hidden * (2 * query_dim_ + 2 * kv_dim_ +
+                                     ffn_matrices * config_.ffn_dim);
     const uint64_t embeddings = config_.tied_embeddings ? 1 : 2;
     all_elements_ =
         config_.num_layers * layer + embeddings * config_.vocab_size * hidden;
+    if (config_.positions == PositionKind::kLearned) {
+      all_elements_ += NumPositionRows() * hidden;
+    }
   }
 
   void Report() const {

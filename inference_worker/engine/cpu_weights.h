@@ -10,20 +10,42 @@
 
 namespace promptcache::worker {
 
-struct CpuLayerWeights {
-  std::vector<float> attention_norm;  // [hidden]
-  cpu::PackedMatrix qkv;              // [q + k + v, hidden]
-  cpu::PackedMatrix attention_out;    // [hidden, q]
-  std::vector<float> ffn_norm;        // [hidden]
-  cpu::PackedMatrix gate_up;          // [2 * ffn, hidden]: gate, then up
-  cpu::PackedMatrix down;             // [hidden, ffn]
+// A vector's elements in fp32; null when the model has none.
+inline const float* DataOrNull(const std::vector<float>& values) {
+  return values.empty() ? nullptr : values.data();
+}
+
+struct CpuNorm {
+  std::vector<float> weight;  // empty: there is no such norm
+  std::vector<float> bias;    // empty: none
 };
 
-// A llama's weights as bf16 panels for one set of kernels; norms in fp32.
+struct CpuProjection {
+  cpu::PackedMatrix weights;
+  std::vector<float> bias;  // empty: none
+};
+
+struct CpuLayerWeights {
+  CpuNorm attention_norm;         // [hidden]
+  CpuProjection qkv;              // [q + k + v, hidden]
+  std::vector<float> query_norm;  // [head_dim], or empty
+  std::vector<float> key_norm;    // likewise
+  CpuProjection attention_out;    // [hidden, q]
+  CpuNorm post_attention_norm;    // [hidden], or none
+  CpuNorm ffn_norm;               // [hidden]; a shared one twice
+  CpuProjection gate_up;          // [2 * ffn, hidden]: gate, then up; or up
+  CpuProjection down;             // [hidden, ffn]
+  CpuNorm post_ffn_norm;          // [hidden], or none
+};
+
+// A model's weights as bf16 panels for one set of kernels; norms and biases in
+// fp32.
 struct CpuWeights {
   cpu::PackedMatrix embedding;  // [vocab, hidden]
+  cpu::PackedMatrix positions;  // [table, hidden]; empty unless learned
   cpu::PackedMatrix output;     // [vocab, hidden]; empty when tied
-  std::vector<float> output_norm;
+  std::vector<float> output_bias;
+  CpuNorm output_norm;
   std::vector<CpuLayerWeights> layers;
 
   const cpu::PackedMatrix& head() const {

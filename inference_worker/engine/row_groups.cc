@@ -70,6 +70,21 @@ absl::Status CheckDistance(const RowGroup& group, const KvView& view,
   return absl::OkStatus();
 }
 
+absl::Status CheckEmbeddingPositions(const RowGroup& group,
+                                     const PassLimits& limits) {
+  if (limits.num_positions == 0 || group.tokens.empty()) {
+    return absl::OkStatus();
+  }
+  const int64_t first =
+      int64_t{group.position} + group.embedding_position_offset;
+  const int64_t last = first + static_cast<int64_t>(group.tokens.size()) - 1;
+  if (first < 0 || last >= int64_t{limits.num_positions}) {
+    return Invalid("positions ", first, " to ", last, " are not all among the ",
+                   limits.num_positions, " that the model has learned");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOwn(const RowGroup& group, const PassLimits& limits) {
   const KvView& own = group.own;
   const size_t rows = group.tokens.size();
@@ -95,6 +110,7 @@ absl::Status CheckGroup(const RowGroup& group, const PassLimits& limits) {
     return Invalid(group.tokens.size(), " rows exceed ", kMaxTokens);
   }
   PC_RETURN_IF_ERROR(CheckTokens(group.tokens, limits.vocab_size));
+  PC_RETURN_IF_ERROR(CheckEmbeddingPositions(group, limits));
   PC_RETURN_IF_ERROR(CheckOwn(group, limits));
   for (size_t v = 0; v < group.visible.size(); ++v) {
     const KvView& view = group.visible[v];

@@ -14,6 +14,8 @@ struct PassLimits {
   uint32_t vocab_size = 0;
   // The largest distance, forwards or backwards, that a rotation table knows.
   int32_t max_distance = 0;
+  // Positions that a learned table has; 0: there is no table.
+  uint32_t num_positions = 0;
 };
 
 // InvalidArgument, naming the group and the numbers, for anything that a pass

@@ -25,6 +25,7 @@ struct Case {
   uint32_t num_rows = 1;
   int32_t position = 0;
   std::vector<float> queries;
+  std::vector<float> slopes;  // or empty
 
   size_t row_floats() const {
     return size_t{shape.num_heads} * shape.layout.head_dim;
@@ -41,6 +42,8 @@ struct CaseSpec {
   std::vector<uint32_t> view_tokens;
   uint32_t own_tokens = 1;
   uint32_t num_rows = 1;
+  uint32_t window = 0;
+  bool alibi = false;  // instead of a rotation
 };
 
 Case MakeCase(const CaseSpec& spec) {
@@ -51,11 +54,17 @@ Case MakeCase(const CaseSpec& spec) {
                         .num_kv_heads = spec.num_kv_heads,
                         .head_dim = spec.head_dim,
                         .page_tokens = spec.page_tokens},
-             .scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim))};
+             .scale = 1.0f / std::sqrt(static_cast<float>(spec.head_dim)),
+             .window = spec.window};
+  for (uint32_t head = 0; spec.alibi && head < c.shape.num_heads; ++head) {
+    c.slopes.push_back(0.25f / static_cast<float>(1 + 3 * head));
+  }
   c.rope = {.inv_freq = RopeTable::PlainFrequencies(10000.0, spec.rotated_dims),
             .pairing = spec.pairing,
             .max_position = 20000};
   c.table = *RopeTable::Create(c.rope);
+  // A bias that grows with the distance leaves nothing else to be seen.
+  const int32_t ahead = spec.alibi ? 20 : 5000;
   int32_t position = 0;
   for (size_t i = 0; i < spec.view_tokens.size(); ++i) {
     const auto index = static_cast<uint32_t>(i);
@@ -63,7 +72,7 @@ Case MakeCase(const CaseSpec& spec) {
     c.specs.push_back(
         {.first_token = index * 7 % 19,
          .num_tokens = spec.view_tokens[i],
-         .position_offset = i % 3 == 2 ? position + 5000 : position - 100,
+         .position_offset = i % 3 == 2 ? position + ahead : position - 100,
          .local_position = static_cast<int32_t>(i) * 3,
          .seed = index + 2});
     position += static_cast<int32_t>(spec.view_tokens[i]);
@@ -96,7 +105,11 @@ AttentionGroup GroupOf(const Case& c, float* out) {
 
 AttentionShape ShapeOf(const Case& c) {
   AttentionShape shape = c.shape;
-  shape.rope = &*c.table;
+  if (c.slopes.empty()) {
+    shape.rope = &*c.table;
+  } else {
+    shape.alibi_slopes = c.slopes.data();
+  }
   return shape;
 }
 
@@ -134,8 +147,9 @@ void ExpectMatchesReference(Kernels* kernels, const Case& c,
   std::vector<float> ignored(out.size());
   for (uint32_t row = 0; row < c.num_rows; ++row) {
     if (c.num_rows > 10 && row % 7 != 0 && row + 1 != c.num_rows) continue;
-    const std::vector<double> want = AttendReference(
-        c.shape, &c.rope, GroupOf(c, ignored.data()), spans, row);
+    const std::vector<double> want =
+        AttendReference(ShapeOf(c), c.slopes.empty() ? &c.rope : nullptr,
+                        GroupOf(c, ignored.data()), spans, row);
     for (size_t i = 0; i < want.size(); ++i) {
       ASSERT_NEAR(out[row * c.row_floats() + i], want[i], kTolerance)
           << what << ", row " << row << ", element " << i;
@@ -195,16 +209,72 @@ TEST_P(AttentionTest, MatchesDoublePrecisionForManyViewsAndRows) {
   }
 }
 
-TEST_P(AttentionTest, RowsDoNotDependOnChunksOrThreads) {
-  const Case c = MakeCase(
-      {.view_tokens = {300, 1, 700}, .own_tokens = 600, .num_rows = 333});
-  auto single = MakeKernels(GetParam(), 1);
-  const std::vector<float> alone = AttendAlone(single.get(), c);
-  for (uint32_t threads : {1u, 2u, 3u}) {
-    auto kernels = MakeKernels(GetParam(), threads);
-    EXPECT_TRUE(SameBits(Attend(kernels.get(), c), alone)) << threads;
-    EXPECT_TRUE(SameBits(AttendAlone(kernels.get(), c), alone)) << threads;
+TEST_P(AttentionTest, WindowsMatchDoublePrecision) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  for (uint32_t window : {1u, 16u, 63u, 64u, 65u, 257u, 900u}) {
+    for (const std::vector<uint32_t>& views :
+         {std::vector<uint32_t>{}, {300, 1, 70}}) {
+      const Case c = MakeCase({.view_tokens = views,
+                               .own_tokens = 300,
+                               .num_rows = 231,
+                               .window = window});
+      ExpectMatchesReference(kernels.get(), c, std::to_string(window));
+    }
   }
+}
+
+TEST_P(AttentionTest, BiasesMatchDoublePrecision) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  for (uint32_t heads : {1u, 4u, 5u}) {
+    for (uint32_t window : {0u, 37u}) {
+      // Views stand behind the query, before it and beyond it.
+      const Case c = MakeCase({.head_dim = 48,
+                               .heads_per_kv = heads,
+                               .view_tokens = {70, 0, 33, 300},
+                               .own_tokens = 150,
+                               .num_rows = 90,
+                               .window = window,
+                               .alibi = true});
+      ExpectMatchesReference(kernels.get(), c, std::to_string(heads));
+    }
+  }
+}
+
+TEST_P(AttentionTest, RowsDoNotDependOnChunksOrThreads) {
+  auto single = MakeKernels(GetParam(), 1);
+  for (const uint32_t window : {0u, 100u, 700u}) {
+    const Case c = MakeCase({.view_tokens = {300, 1, 700},
+                             .own_tokens = 600,
+                             .num_rows = 333,
+                             .window = window,
+                             .alibi = window == 700});
+    const std::vector<float> alone = AttendAlone(single.get(), c);
+    for (uint32_t threads : {1u, 2u, 3u}) {
+      auto kernels = MakeKernels(GetParam(), threads);
+      EXPECT_TRUE(SameBits(Attend(kernels.get(), c), alone)) << threads;
+      EXPECT_TRUE(SameBits(AttendAlone(kernels.get(), c), alone)) << threads;
+    }
+  }
+}
+
+TEST_P(AttentionTest, TokensBeforeTheWindowAreNeverReadIntoARow) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  Case c = MakeCase(
+      {.view_tokens = {100}, .own_tokens = 200, .num_rows = 150, .window = 60});
+  const std::vector<float> before = Attend(kernels.get(), c);
+  // Own token 40 is seen up to own token 99, row 49.
+  for (uint32_t head = 0; head < c.shape.layout.num_kv_heads; ++head) {
+    for (uint32_t d = 0; d < c.shape.layout.head_dim; ++d) {
+      KeyOf(c.shape.layout, c.spans.back(), 1, head, 40)[d] = 0x7fc0;
+      ValueOf(c.shape.layout, c.spans.back(), 1, head, 40)[d] = 0x7f80;
+    }
+  }
+  const std::vector<float> after = Attend(kernels.get(), c);
+  const size_t clean = 50 * c.row_floats();
+  EXPECT_EQ(std::memcmp(&before[clean], &after[clean],
+                        (before.size() - clean) * sizeof(float)),
+            0);
+  for (size_t i = 0; i < clean; ++i) ASSERT_TRUE(std::isnan(after[i])) << i;
 }
 
 TEST_P(AttentionTest, RowsDoNotDependOnTheBatch) {

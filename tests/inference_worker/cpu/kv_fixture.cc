@@ -21,6 +21,13 @@ struct Reference {
   std::vector<double> logits;
   std::vector<const uint16_t*> values;
 
+  // All but the last `window`.
+  void Forget(uint32_t window) {
+    if (window == 0 || logits.size() <= window) return;
+    logits.erase(logits.begin(), logits.end() - window);
+    values.erase(values.begin(), values.end() - window);
+  }
+
   std::vector<double> Output(uint32_t head_dim) const {
     const double maximum = *std::max_element(logits.begin(), logits.end());
     std::vector<double> out(head_dim);
@@ -134,10 +141,19 @@ std::vector<double> AttendReference(const AttentionShape& shape,
         for (uint32_t d = 0; d < dim; ++d) {
           logit += q[d] * FromBf16(k[d]);
         }
-        reference.logits.push_back(logit * shape.scale);
+        logit *= shape.scale;
+        if (shape.alibi_slopes != nullptr) {
+          const int32_t distance = span->view.position_offset +
+                                   span->view.local_position +
+                                   static_cast<int32_t>(t) - group.position -
+                                   static_cast<int32_t>(row);
+          logit += double{shape.alibi_slopes[head]} * distance;
+        }
+        reference.logits.push_back(logit);
         reference.values.push_back(v);
       }
     }
+    reference.Forget(shape.window);
     const std::vector<double> out = reference.Output(dim);
     result.insert(result.end(), out.begin(), out.end());
   }

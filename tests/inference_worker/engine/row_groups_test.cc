@@ -52,6 +52,21 @@ TEST(CheckRowGroupsTest, AcceptsWhatIsInRange) {
   PC_EXPECT_OK(CheckRowGroups({}, kLimits));
 }
 
+TEST(CheckRowGroupsTest, LearnedPositionsAreThoseOfTheTable) {
+  PassLimits limits = kLimits;
+  limits.num_positions = 16;
+  Pass pass;
+  PC_EXPECT_OK(CheckRowGroups({&pass.group, 1}, limits));
+  for (const int32_t offset : {1, -11}) {
+    pass.group.embedding_position_offset = offset;
+    EXPECT_THAT(CheckRowGroups({&pass.group, 1}, limits),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("the 16 that the model has learned")));
+    // Without a table it means nothing.
+    PC_EXPECT_OK(CheckRowGroups({&pass.group, 1}, kLimits));
+  }
+}
+
 struct Damage {
   const char* name;
   std::function<void(Pass&)> apply;

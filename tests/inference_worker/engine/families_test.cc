@@ -1,0 +1,216 @@
+// What follows from a family's configuration, against definitions written
+// another way.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "inference_worker/engine/families/config_check.h"
+#include "inference_worker/engine/families/positions.h"
+#include "inference_worker/engine/families/reuse.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::FloatEq;
+using ::testing::HasSubstr;
+
+ModelConfig SmallConfig() {
+  ModelConfig config;
+  config.num_layers = 2;
+  config.hidden_dim = 64;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 32;
+  config.ffn_dim = 128;
+  config.vocab_size = 100;
+  config.context_length = 4096;
+  config.rope.dims = 32;
+  return config;
+}
+
+Rotation RotationFor(const RopeScaling& scaling, float theta = 10000.0f) {
+  ModelConfig config = SmallConfig();
+  config.rope.theta = theta;
+  config.rope.scaling = scaling;
+  auto rotation = RotationOf(config, /*local=*/false);
+  PC_EXPECT_OK(rotation);
+  return *std::move(rotation);
+}
+
+double Plain(size_t pair, double theta = 10000) {
+  return std::pow(theta, -static_cast<double>(pair) / 16);
+}
+
+TEST(RotationTest, LinearScalingDividesEveryFrequency) {
+  const Rotation rotation =
+      RotationFor({.kind = RopeScalingKind::kLinear, .factor = 2.5f});
+  ASSERT_EQ(rotation.inv_freq.size(), 16u);
+  for (size_t i = 0; i < 16; ++i) {
+    EXPECT_DOUBLE_EQ(rotation.inv_freq[i], Plain(i) / 2.5);
+  }
+  EXPECT_EQ(rotation.factor, 1);
+}
+
+// By wave lengths, as Llama 3.1 defines it.
+TEST(RotationTest, Llama3KeepsHighFrequenciesAndDividesLowOnes) {
+  const Rotation rotation = RotationFor({.kind = RopeScalingKind::kLlama3,
+                                         .factor = 8,
+                                         .original_context = 64,
+                                         .low_freq_factor = 1,
+                                         .high_freq_factor = 4},
+                                        500000);
+  int kept = 0, ramp = 0, divided = 0;
+  for (size_t i = 0; i < 16; ++i) {
+    const double plain = Plain(i, 500000);
+    const double length = 2 * std::numbers::pi / plain;
+    double want = plain;
+    if (length > 64.0 / 1) {
+      want = plain / 8;
+      ++divided;
+    } else if (length >= 64.0 / 4) {
+      const double smooth = (64 / length - 1) / (4 - 1);
+      want = (1 - smooth) * plain / 8 + smooth * plain;
+      ++ramp;
+    } else {
+      ++kept;
+    }
+    EXPECT_NEAR(rotation.inv_freq[i], want, 1e-12 * want) << i;
+  }
+  EXPECT_GT(kept, 0);
+  EXPECT_GT(ramp, 0);
+  EXPECT_GT(divided, 0);
+}
+
+TEST(RotationTest, YarnRampsOverPairsAndMultipliesCosAndSin) {
+  const Rotation rotation = RotationFor(
+      {.kind = RopeScalingKind::kYarn, .factor = 4, .original_context = 2048});
+  EXPECT_NEAR(rotation.factor, 0.1 * std::log(4.0) + 1, 1e-12);
+  // 32 turns within 2048 positions: pair 4.03; one turn: pair 10.05.
+  for (size_t i = 0; i <= 4; ++i) {
+    EXPECT_NEAR(rotation.inv_freq[i], Plain(i), 1e-12) << i;
+  }
+  for (size_t i = 5; i < 11; ++i) {
+    const double share = (static_cast<double>(i) - 4) / (11 - 4);
+    const double want = Plain(i) / 4 * share + Plain(i) * (1 - share);
+    EXPECT_NEAR(rotation.inv_freq[i], want, 1e-12) << i;
+  }
+  for (size_t i = 11; i < 16; ++i) {
+    EXPECT_NEAR(rotation.inv_freq[i], Plain(i) / 4, 1e-12) << i;
+  }
+  EXPECT_EQ(RotationFor({.kind = RopeScalingKind::kYarn,
+                         .factor = 4,
+                         .original_context = 2048,
+                         .attention_factor = 1.5f})
+                .factor,
+            1.5);
+}
+
+TEST(RotationTest, LocalLayersHaveTheirOwnBaseUnscaled) {
+  ModelConfig config = SmallConfig();
+  config.rope.theta = 1000000;
+  config.rope.scaling = {.kind = RopeScalingKind::kLinear, .factor = 8};
+  config.local_rope_theta = 10000;
+  const auto rotation = RotationOf(config, /*local=*/true);
+  PC_ASSERT_OK(rotation);
+  for (size_t i = 0; i < 16; ++i) {
+    EXPECT_DOUBLE_EQ(rotation->inv_freq[i], Plain(i));
+  }
+}
+
+TEST(RotationTest, RefusesNumbersThatMakeNoSense) {
+  for (const RopeScaling& scaling :
+       {RopeScaling{.kind = RopeScalingKind::kLinear, .factor = 0},
+        RopeScaling{.kind = RopeScalingKind::kYarn, .factor = 4},
+        RopeScaling{.kind = RopeScalingKind::kLlama3,
+                    .factor = 8,
+                    .original_context = 64,
+                    .low_freq_factor = 4,
+                    .high_freq_factor = 4}}) {
+    ModelConfig config = SmallConfig();
+    config.rope.scaling = scaling;
+    EXPECT_THAT(RotationOf(config, /*local=*/false),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("RoPE scaling")));
+  }
+}
+
+TEST(AlibiSlopesTest, HalveFromHeadToHeadOfAPowerOfTwo) {
+  ModelConfig config = SmallConfig();
+  config.num_heads = 8;
+  EXPECT_THAT(AlibiSlopes(config),
+              ElementsAre(1 / 2.0f, 1 / 4.0f, 1 / 8.0f, 1 / 16.0f, 1 / 32.0f,
+                          1 / 64.0f, 1 / 128.0f, 1 / 256.0f));
+}
+
+TEST(AlibiSlopesTest, TakeEveryOtherOneOfTheNextPowerOfTwoFirst) {
+  ModelConfig config = SmallConfig();
+  config.num_heads = 6;
+  EXPECT_THAT(AlibiSlopes(config), ElementsAre(1 / 4.0f, 1 / 16.0f, 1 / 64.0f,
+                                               1 / 256.0f, 1 / 2.0f, 1 / 8.0f));
+}
+
+TEST(AlibiSlopesTest, AreScaledWhereTheBiasIsAddedBeforeTheScale) {
+  ModelConfig config = SmallConfig();
+  config.num_heads = 4;
+  config.head_dim = 64;
+  config.alibi_before_scale = true;
+  EXPECT_THAT(AlibiSlopes(config),
+              ElementsAre(FloatEq(1 / 32.0f), FloatEq(1 / 128.0f),
+                          FloatEq(1 / 512.0f), FloatEq(1 / 2048.0f)));
+}
+
+TEST(ReuseRuleTest, FollowsFromHowPositionsEnter) {
+  ModelConfig config = SmallConfig();
+  EXPECT_EQ(ReuseRuleOf(config), ReuseRule::kAnywhere);
+  EXPECT_EQ(UsableContext(config), 4096u);
+  config.rope.scaling = {.kind = RopeScalingKind::kDynamicNtk,
+                         .factor = 2,
+                         .original_context = 2048};
+  EXPECT_EQ(ReuseRuleOf(config), ReuseRule::kNever);
+  EXPECT_EQ(UsableContext(config), 2048u);
+  config.positions = PositionKind::kAlibi;
+  EXPECT_EQ(ReuseRuleOf(config), ReuseRule::kAnywhere);
+  config.positions = PositionKind::kLearned;
+  EXPECT_EQ(ReuseRuleOf(config), ReuseRule::kInPlace);
+}
+
+TEST(CheckConfigTest, RefusesWhatCannotBeComputed) {
+  PC_EXPECT_OK(CheckConfig(SmallConfig()));
+  struct Damage {
+    void (*apply)(ModelConfig&);
+    const char* message;
+  };
+  const Damage damages[] = {
+      {[](ModelConfig& c) { c.num_layers = 0; }, "dimension of 0"},
+      {[](ModelConfig& c) { c.num_kv_heads = 3; }, "4 heads do not divide"},
+      {[](ModelConfig& c) { c.head_dim = 24; }, "head_dim 24"},
+      {[](ModelConfig& c) { c.rope.dims = 34; }, "RoPE over 34"},
+      {[](ModelConfig& c) { c.layer_windows = {16}; }, "1 windows for 2"},
+      {[](ModelConfig& c) {
+         c.residual = ResidualKind::kParallel;
+         c.post_norms = true;
+       },
+       "parallel residual"},
+      {[](ModelConfig& c) { c.attention_scale = -1; }, "attention scale -1"},
+      {[](ModelConfig& c) {
+         c.positions = PositionKind::kAlibi;
+         c.alibi_max_bias = 0;
+       },
+       "largest bias of 0"},
+  };
+  for (const Damage& damage : damages) {
+    ModelConfig config = SmallConfig();
+    damage.apply(config);
+    EXPECT_THAT(CheckConfig(config),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(damage.message)));
+  }
+}
+
+}  // namespace
+}  // namespace promptcache::worker
