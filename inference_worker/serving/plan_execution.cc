@@ -266,6 +266,7 @@ void PlanExecution::EncodeModule(size_t module,
     Run run;
     run.tokens = *draft.tokens;
     run.position = draft.position;
+    run.embedding_position_offset = m.schema_start;
     run.visible = std::span<const KvView>(views).first(draft.own);
     run.own = views[draft.own];
     run.own.num_tokens = 0;
@@ -363,6 +364,7 @@ size_t PlanExecution::NextRows(size_t max_rows,
     RowGroup group;
     group.tokens = run.tokens.first(rows);
     group.position = run.position;
+    group.embedding_position_offset = run.embedding_position_offset;
     group.visible = run.visible;
     group.own = run.own;
     group.own.num_tokens += static_cast<uint32_t>(rows);

@@ -103,6 +103,7 @@ class PlanExecution {
   struct Run {
     std::span<const int32_t> tokens;
     int32_t position = 0;
+    int32_t embedding_position_offset = 0;
     std::span<const KvView> visible;
     KvView own;  // num_tokens: those before the run's first token
     std::byte* const* write_pages = nullptr;
