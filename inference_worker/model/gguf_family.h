@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "inference_worker/model/gguf.h"
@@ -26,6 +27,22 @@ std::span<const GgufFamily> GgufFamilies();
 
 absl::StatusOr<ModelLayout> ReadGgufLlama(const GgufFile& file,
                                           uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufQwen2(const GgufFile& file,
+                                          uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufQwen3(const GgufFile& file,
+                                          uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufGemma3(const GgufFile& file,
+                                           uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufPhi3(const GgufFile& file,
+                                         uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufFalcon(const GgufFile& file,
+                                           uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufMpt(const GgufFile& file,
+                                        uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufGptNeox(const GgufFile& file,
+                                            uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufGpt2(const GgufFile& file,
+                                         uint32_t vocab_size);
 
 // The metadata under an architecture's prefix. A view of the file.
 class GgufConfig {
@@ -49,13 +66,21 @@ class GgufConfig {
   absl::Status RefuseUnknown(std::span<const std::string_view> known) const;
 
   // Fills what every family has: the layers, dimensions, heads and the context.
-  // `epsilon_key`: of the norm. The rotation: dims default to the head's.
+  // `epsilon_key`: of the norm.
   absl::Status ReadDimensions(std::string_view epsilon_key,
                               ModelConfig* config) const;
-  absl::Status ReadRope(ModelConfig* config) const;
+  // The rotation and its scaling, of metadata and of the tensors of
+  // divisors. The theta that is set already is the default.
+  absl::Status ReadRope(ModelLayout* layout) const;
 
  private:
   absl::Status ReadHeads(ModelConfig* config) const;
+  absl::Status ReadRopeScaling(ModelConfig* config) const;
+  absl::Status ReadYarn(RopeScaling* scaling) const;
+  absl::Status ReadDivisors(ModelLayout* layout) const;
+  // Leaves `out` empty when there is no such tensor.
+  absl::Status ReadPositiveVector(std::string_view name, ModelLayout* layout,
+                                  std::vector<float>* out) const;
 
   const GgufFile& file_;
   const std::string prefix_;

@@ -114,4 +114,14 @@ void RuleWriter::AddFused(const std::vector<Part>& parts, std::string_view name,
   }
 }
 
+void RuleWriter::AddStackedQkv(std::string_view name, bool biased,
+                               bool transposed) {
+  const uint64_t query = ShapeOf(layout_.config, TensorRole::kQuery).rows;
+  const uint64_t kv = ShapeOf(layout_.config, TensorRole::kKey).rows;
+  AddFused({{TensorRole::kQuery, 0},
+            {TensorRole::kKey, query},
+            {TensorRole::kValue, query + kv}},
+           name, biased, transposed);
+}
+
 }  // namespace promptcache::worker

@@ -97,7 +97,9 @@ class RuleWriter {
  public:
   explicit RuleWriter(ModelLayout* layout) : layout_(*layout) {}
 
+  // Valid until the next rule is added.
   TensorRule& Add(TensorRole role, std::string_view name);
+  TensorRule& last() { return layout_.tensors.back(); }
   // name.weight and, when `biased`, name.bias.
   void AddLinear(TensorRole role, std::string_view name, bool biased);
   // A matrix and its bias that hold several roles, each its part. Every part's
@@ -110,6 +112,10 @@ class RuleWriter {
   };
   void AddFused(const std::vector<Part>& parts, std::string_view name,
                 bool biased, bool transposed = false);
+
+  // All of q, all of k, all of v.
+  void AddStackedQkv(std::string_view name, bool biased,
+                     bool transposed = false);
 
  private:
   ModelLayout& layout_;

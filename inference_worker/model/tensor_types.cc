@@ -57,6 +57,14 @@ const TensorTypeInfo* FindGgufTensorType(uint32_t gguf_id) {
   return it == kTypes.end() ? nullptr : &*it;
 }
 
+const TensorTypeInfo* FindPlainTensorType(std::string_view name) {
+  const auto it = std::find_if(
+      kTypes.begin(), kTypes.end(), [name](const TensorTypeInfo& info) {
+        return info.block_elements == 1 && info.name == name;
+      });
+  return it == kTypes.end() ? nullptr : &*it;
+}
+
 std::string DescribeGgufTensorType(uint32_t gguf_id) {
   const char* name = "unknown";
   if (const TensorTypeInfo* info = FindGgufTensorType(gguf_id)) {

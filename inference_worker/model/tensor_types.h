@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "inference_worker/model/model_file.h"
 
@@ -22,6 +23,8 @@ struct TensorTypeInfo {
 std::span<const TensorTypeInfo> SupportedTensorTypes();
 const TensorTypeInfo& InfoOf(TensorType type);
 const TensorTypeInfo* FindGgufTensorType(uint32_t gguf_id);  // or null
+// F32, F16 or BF16 by name; null for any other.
+const TensorTypeInfo* FindPlainTensorType(std::string_view name);
 
 // "Q4_K (12)", for messages; also of types that are not supported.
 std::string DescribeGgufTensorType(uint32_t gguf_id);

@@ -97,9 +97,9 @@ const std::vector<Refusal>& MetadataRefusals() {
        [](GgufWriter* w) { w->SetFloat("llama.rope.freq_base", -1); },
        "metadata llama.rope.freq_base: -1 is not a positive number"},
       {"RopeScaling",
-       [](GgufWriter* w) { w->SetString("llama.rope.scaling.type", "yarn"); },
-       "metadata llama.rope.scaling.type: \"yarn\" is not supported; only "
-       "\"none\" is"},
+       [](GgufWriter* w) { w->SetString("llama.rope.scaling.type", "ntk"); },
+       "metadata llama.rope.scaling.type: \"ntk\" is not supported; supported: "
+       "none, linear, yarn"},
       {"RopeFactor",
        [](GgufWriter* w) { w->SetFloat("llama.rope.scaling.factor", 4); },
        "metadata llama.rope.scaling.factor: 4 is not supported"},
@@ -258,8 +258,8 @@ TEST(RefusalOfFilesTest, SaysWhatTheFileIs) {
   EXPECT_THAT(OpenModelFile(dir.path() + "/none.gguf", {}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none.gguf")));
   EXPECT_THAT(OpenModelFile(dir.path(), {}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("not a regular file")));
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr("the folder has no config.json")));
   const auto open_bytes = [&dir](const std::string& bytes) {
     const std::string path = dir.path() + "/bytes.gguf";
     WriteFileOrDie(path, bytes);
