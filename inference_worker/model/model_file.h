@@ -13,7 +13,22 @@
 
 namespace promptcache::worker {
 
-enum class TensorType { kF32, kF16, kBf16, kQ8_0, kQ4_0, kQ4_1 };
+enum class TensorType {
+  kF32,
+  kF16,
+  kBf16,
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIq4Nl,
+};
 std::string_view TensorTypeName(TensorType type);
 
 // A matrix [rows, cols] (or a vector: rows = 1) as it lies in the file,

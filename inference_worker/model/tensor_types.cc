@@ -11,13 +11,21 @@
 namespace promptcache::worker {
 namespace {
 
-constexpr std::array<TensorTypeInfo, 6> kTypes = {{
+constexpr std::array<TensorTypeInfo, 14> kTypes = {{
     {TensorType::kF32, "F32", 0, 1, 4},
     {TensorType::kF16, "F16", 1, 1, 2},
     {TensorType::kBf16, "BF16", 30, 1, 2},
     {TensorType::kQ8_0, "Q8_0", 8, 32, 34},
     {TensorType::kQ4_0, "Q4_0", 2, 32, 18},
     {TensorType::kQ4_1, "Q4_1", 3, 32, 20},
+    {TensorType::kQ5_0, "Q5_0", 6, 32, 22},
+    {TensorType::kQ5_1, "Q5_1", 7, 32, 24},
+    {TensorType::kQ2_K, "Q2_K", 10, 256, 84},
+    {TensorType::kQ3_K, "Q3_K", 11, 256, 110},
+    {TensorType::kQ4_K, "Q4_K", 12, 256, 144},
+    {TensorType::kQ5_K, "Q5_K", 13, 256, 176},
+    {TensorType::kQ6_K, "Q6_K", 14, 256, 210},
+    {TensorType::kIq4Nl, "IQ4_NL", 20, 32, 18},
 }};
 
 // Types of the format that we cannot compute with yet: names for messages.
@@ -26,15 +34,12 @@ struct OtherType {
   const char* name;
 };
 constexpr std::array kOtherTypes = {
-    OtherType{6, "Q5_0"},     OtherType{7, "Q5_1"},    OtherType{9, "Q8_1"},
-    OtherType{10, "Q2_K"},    OtherType{11, "Q3_K"},   OtherType{12, "Q4_K"},
-    OtherType{13, "Q5_K"},    OtherType{14, "Q6_K"},   OtherType{15, "Q8_K"},
-    OtherType{16, "IQ2_XXS"}, OtherType{17, "IQ2_XS"}, OtherType{18, "IQ3_XXS"},
-    OtherType{19, "IQ1_S"},   OtherType{20, "IQ4_NL"}, OtherType{21, "IQ3_S"},
-    OtherType{22, "IQ2_S"},   OtherType{23, "IQ4_XS"}, OtherType{24, "I8"},
-    OtherType{25, "I16"},     OtherType{26, "I32"},    OtherType{27, "I64"},
-    OtherType{28, "F64"},     OtherType{29, "IQ1_M"},  OtherType{34, "TQ1_0"},
-    OtherType{35, "TQ2_0"},   OtherType{39, "MXFP4"},
+    OtherType{9, "Q8_1"},    OtherType{15, "Q8_K"},    OtherType{16, "IQ2_XXS"},
+    OtherType{17, "IQ2_XS"}, OtherType{18, "IQ3_XXS"}, OtherType{19, "IQ1_S"},
+    OtherType{21, "IQ3_S"},  OtherType{22, "IQ2_S"},   OtherType{23, "IQ4_XS"},
+    OtherType{24, "I8"},     OtherType{25, "I16"},     OtherType{26, "I32"},
+    OtherType{27, "I64"},    OtherType{28, "F64"},     OtherType{29, "IQ1_M"},
+    OtherType{34, "TQ1_0"},  OtherType{35, "TQ2_0"},   OtherType{39, "MXFP4"},
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "common/float_types.h"
 #include "glog/logging.h"
+#include "inference_worker/model/tensor_types.h"
 #include "tests/support/test_files.h"
 
 namespace promptcache::worker {
@@ -70,24 +71,6 @@ void AppendQ4_1(std::string* out, std::span<const float> x) {
   AppendNibbles(out, q);
 }
 
-uint32_t GgufId(TensorType type) {
-  switch (type) {
-    case TensorType::kF32:
-      return 0;
-    case TensorType::kF16:
-      return 1;
-    case TensorType::kBf16:
-      return 30;
-    case TensorType::kQ8_0:
-      return 8;
-    case TensorType::kQ4_0:
-      return 2;
-    case TensorType::kQ4_1:
-      return 3;
-  }
-  LOG(FATAL) << "no type " << static_cast<int>(type);
-}
-
 }  // namespace
 
 std::string EncodeTensor(TensorType type, std::span<const float> values) {
@@ -102,11 +85,12 @@ std::string EncodeTensor(TensorType type, std::span<const float> values) {
     case TensorType::kBf16:
       for (const float v : values) Append(&out, FloatToBf16(v));
       return out;
-    case TensorType::kQ8_0:
-    case TensorType::kQ4_0:
-    case TensorType::kQ4_1:
+    default:
       break;
   }
+  CHECK(type == TensorType::kQ8_0 || type == TensorType::kQ4_0 ||
+        type == TensorType::kQ4_1)
+      << "cannot write " << TensorTypeName(type);
   CHECK_EQ(values.size() % kBlock, 0u);
   const auto append = type == TensorType::kQ8_0   ? AppendQ8_0
                       : type == TensorType::kQ4_0 ? AppendQ4_0
@@ -190,7 +174,7 @@ GgufWriter& GgufWriter::AddTensor(std::string_view name, TensorType type,
   CHECK_EQ(values.size(), rows * cols) << name;
   std::vector<uint64_t> dims = {cols};
   if (rows != 1) dims.push_back(rows);
-  return AddRawTensor(name, std::move(dims), GgufId(type),
+  return AddRawTensor(name, std::move(dims), InfoOf(type).gguf_id,
                       EncodeTensor(type, values));
 }
 

@@ -4,13 +4,16 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "common/float_types.h"
 #include "inference_worker/model/model_file.h"
+#include "inference_worker/model/tensor_types.h"
 #include "tests/support/gguf_writer.h"
+#include "tests/support/test_files.h"
 
 namespace promptcache::worker {
 namespace {
@@ -68,6 +71,8 @@ double Reference(TensorType type, const std::string& bytes, size_t i) {
       return HalfByDefinition(U16(bytes, 20 * b)) *
                  Nibble(bytes, 20 * b + 4, j) +
              HalfByDefinition(U16(bytes, 20 * b + 2));
+    default:
+      ADD_FAILURE() << TensorTypeName(type);
   }
   return 0;
 }
@@ -201,6 +206,47 @@ TEST(FloatTypesTest, FloatToBf16RoundsToTheNearestTiesToEven) {
   EXPECT_TRUE(std::isnan(
       Bf16ToFloat(FloatToBf16(std::numeric_limits<float>::quiet_NaN()))));
   EXPECT_EQ(Bf16ToFloat(0xC040), -3.0f);
+}
+
+std::string FromHex(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i < hex.size(); i += 2) {
+    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+// Values of another implementation (tools/make_dequantize_vectors.py): the same
+// products and sums in float, so the same bits.
+TEST(DequantizeVectorsTest, EqualsTheGgufPackage) {
+  const auto cases =
+      nlohmann::json::parse(ReadFileOrDie(TestDataPath("dequantize.json")));
+  size_t num_types = 0;
+  for (const TensorTypeInfo& info : SupportedTensorTypes()) {
+    for (const auto& c : cases) {
+      if (c["type"] != info.name) continue;
+      ++num_types;
+      const std::string bytes = FromHex(c["blocks"]);
+      const auto expected = c["values"].get<std::vector<float>>();
+      ASSERT_EQ(bytes.size() / info.block_bytes * info.block_elements,
+                expected.size());
+      const TensorView view{
+          .name = info.name,
+          .type = info.type,
+          .rows = 2,
+          .cols = expected.size() / 2,
+          .data = std::as_bytes(std::span(bytes.data(), bytes.size()))};
+      std::vector<float> out(view.cols);
+      for (uint64_t row = 0; row < 2; ++row) {
+        DequantizeRow(view, row, out);
+        for (size_t i = 0; i < out.size(); ++i) {
+          ASSERT_EQ(out[i], expected[row * view.cols + i])
+              << info.name << " row " << row << " element " << i;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(num_types, 11u);
 }
 
 }  // namespace

@@ -175,8 +175,8 @@ const std::vector<Refusal>& TensorRefusals() {
        },
        "tensor \"blk.1.attn_norm.weight\" is not one of a 1-layer"},
       {"Type",
-       [](GgufWriter* w) { w->tensor("blk.0.ffn_up.weight").type = 12; },
-       "tensor \"blk.0.ffn_up.weight\": type Q4_K (12) is not supported; "
+       [](GgufWriter* w) { w->tensor("blk.0.ffn_up.weight").type = 23; },
+       "tensor \"blk.0.ffn_up.weight\": type IQ4_XS (23) is not supported; "
        "supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1"},
       {"UnknownType",
        [](GgufWriter* w) { w->tensor("blk.0.ffn_up.weight").type = 999; },
