@@ -197,7 +197,9 @@ enum class TensorRole {
 struct VocabularyData {
   // "gpt2": byte-level BPE; "llama": SentencePiece's BPE.
   std::string model;
-  std::string pre_tokenizer;  // "gpt2" only: "smollm", "gpt-2", ...
+  // "gpt2": "smollm", "gpt-2", ..., or steps (pre_tokenizer.h); "llama":
+  // "metaspace" adds no space in front of one.
+  std::string pre_tokenizer;
   std::vector<std::string> tokens;
   std::vector<int32_t> token_types;  // GGUF's: 1 normal, 2 unknown, 3 control,
                                      // 4 user defined, 6 byte

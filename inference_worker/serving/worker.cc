@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
       std::unique_ptr<ModelFile> file,
       OpenModelFile(options.model,
                     {.fingerprint_cache_dir = options.fingerprint_cache}));
-  PC_ASSIGN_OR_RETURN(tokenizer_, CreateTokenizer(file->vocabulary()));
+  PC_ASSIGN_OR_RETURN(tokenizer_, CreateTokenizer(*file));
   PC_ASSIGN_OR_RETURN(chat_template_,
                       ChooseTemplate(options.chat_template, *file));
   PC_ASSIGN_OR_RETURN(const Digest fingerprint, file->Fingerprint());

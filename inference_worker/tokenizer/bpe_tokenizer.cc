@@ -17,6 +17,7 @@
 #include "inference_worker/tokenizer/byte_level.h"
 #include "inference_worker/tokenizer/literal_tokens.h"
 #include "inference_worker/tokenizer/pre_tokenizer.h"
+#include "inference_worker/tokenizer/tokenizer_json.h"
 #include "inference_worker/tokenizer/tokenizer_models.h"
 #include "inference_worker/tokenizer/vocabulary_tokenizer.h"
 #include "inference_worker/tokenizer/word_cache.h"
@@ -157,6 +158,16 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(
       "tokenizer model \"", absl::CHexEscape(vocabulary.model),
       "\" is not supported; supported: gpt2 (byte-level BPE), llama "
       "(SentencePiece BPE)"));
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(
+    const ModelFile& file) {
+  if (file.tokenizer_json().empty()) return CreateTokenizer(file.vocabulary());
+  PC_ASSIGN_OR_RETURN(
+      VocabularyData vocabulary,
+      ReadTokenizerJson(file.tokenizer_json(), file.tokenizer_config_json()));
+  vocabulary.end_ids = file.vocabulary().end_ids;
+  return CreateTokenizer(vocabulary);
 }
 
 }  // namespace promptcache::worker

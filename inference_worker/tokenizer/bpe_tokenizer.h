@@ -16,6 +16,10 @@ namespace promptcache::worker {
 absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(
     const VocabularyData& vocabulary);
 
+// The same for an opened file, or for a folder's tokenizer.json.
+absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(
+    const ModelFile& file);
+
 // Turns decoded bytes into text that never ends in half a character: what may
 // still become one is held back until it is complete; what cannot is replaced
 // by U+FFFD. Thread-compatible.

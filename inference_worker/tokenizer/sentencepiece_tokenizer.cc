@@ -51,20 +51,6 @@ std::string MarksToSpaces(std::string_view text) {
   return out;
 }
 
-// The value of "<0x1F>", or -1.
-int ByteOfToken(std::string_view token) {
-  const auto digit = [](char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-  };
-  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') {
-    return -1;
-  }
-  const int high = digit(token[3]);
-  const int low = digit(token[4]);
-  return high < 0 || low < 0 ? -1 : high * 16 + low;
-}
-
 // The highest score first; equal scores are equal ranks.
 int32_t RankOf(float score) {
   const auto bits = std::bit_cast<int32_t>(-score + 0.0f);
@@ -107,6 +93,7 @@ class SentencePieceTokenizer final : public VocabularyTokenizer {
                     std::vector<int32_t>* ids) const;
 
   bool add_space_prefix_ = true;
+  bool one_space_prefix_ = false;  // none where the text begins with one
   BpeMerger merger_;
   LiteralTokens literal_tokens_;
   absl::flat_hash_map<char32_t, int32_t> character_ids_;
@@ -123,6 +110,7 @@ SentencePieceTokenizer::Create(const VocabularyData& vocabulary) {
   std::unique_ptr<SentencePieceTokenizer> tokenizer(
       new SentencePieceTokenizer());
   tokenizer->add_space_prefix_ = vocabulary.add_space_prefix;
+  tokenizer->one_space_prefix_ = vocabulary.pre_tokenizer == "metaspace";
   PC_ASSIGN_OR_RETURN(const IdsBySpelling ids,
                       tokenizer->ReadTokens(vocabulary));
   if (vocabulary.merges.empty()) {
@@ -254,7 +242,10 @@ std::vector<int32_t> SentencePieceTokenizer::Encode(
     std::string_view text) const {
   std::vector<int32_t> ids;
   if (text.empty()) return ids;
-  std::string normal(add_space_prefix_ ? kSpace : "");
+  const bool begins_with_space = text[0] == ' ' || text.starts_with(kSpace);
+  const bool add_space =
+      add_space_prefix_ && !(one_space_prefix_ && begins_with_space);
+  std::string normal(add_space ? kSpace : "");
   normal += SpacesToMarks(IsValidUtf8(text) ? std::string(text)
                                             : ReplaceInvalidUtf8(text));
   ids.reserve(text.size() / 3);

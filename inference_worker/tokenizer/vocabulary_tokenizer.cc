@@ -90,7 +90,8 @@ absl::Status VocabularyTokenizer::ReadVocabulary(
 }
 
 void VocabularyTokenizer::ReadStopIds(const VocabularyData& vocabulary) {
-  std::vector<int32_t> ids = {vocabulary.eos_id, vocabulary.eot_id};
+  std::vector<int32_t> ids = vocabulary.end_ids;
+  ids.insert(ids.end(), {vocabulary.eos_id, vocabulary.eot_id});
   // What ends a turn in some chat template, whatever the file says.
   for (const char* name : {"<|im_end|>", "<|endoftext|>", "<|eot_id|>",
                            "<end_of_turn>", "<|end|>"}) {
@@ -110,6 +111,19 @@ std::string VocabularyTokenizer::Decode(int32_t id) const {
 int32_t VocabularyTokenizer::ControlToken(std::string_view text) const {
   const auto it = control_tokens_.find(ToAbsl(text));
   return it == control_tokens_.end() ? -1 : it->second;
+}
+
+int ByteOfToken(std::string_view token) {
+  const auto digit = [](char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+  };
+  if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') {
+    return -1;
+  }
+  const int high = digit(token[3]);
+  const int low = digit(token[4]);
+  return high < 0 || low < 0 ? -1 : high * 16 + low;
 }
 
 absl::Status ReadMerges(

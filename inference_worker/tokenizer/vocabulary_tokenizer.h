@@ -68,6 +68,9 @@ class VocabularyTokenizer : public Tokenizer {
   Digest digest_;
 };
 
+// The value of "<0x1F>", or -1.
+int ByteOfToken(std::string_view token);
+
 // Splits "left right" at the space that is neither first nor in a spelling.
 // Calls `add` with both halves and what they merge into. InvalidArgument, with
 // the merge, when `add` returns false.

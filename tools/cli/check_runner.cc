@@ -202,8 +202,8 @@ absl::Status CheckRunner::LoadTokenizer(const std::string& model, Model** out) {
       PC_ASSIGN_OR_RETURN(
           slot->vocabulary,
           worker::OpenModelFile(path, {.vocabulary_only = true}));
-      PC_ASSIGN_OR_RETURN(slot->tokenizer, worker::CreateTokenizer(
-                                               slot->vocabulary->vocabulary()));
+      PC_ASSIGN_OR_RETURN(slot->tokenizer,
+                          worker::CreateTokenizer(*slot->vocabulary));
       return absl::OkStatus();
     }();
     slot->backend_status = absl::UnknownError("not tried");

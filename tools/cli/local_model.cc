@@ -13,8 +13,7 @@ absl::StatusOr<LocalVocabulary> LoadVocabulary(
   PC_ASSIGN_OR_RETURN(auto file,
                       worker::OpenModelFile(path, {.vocabulary_only = true}));
   LocalVocabulary out;
-  PC_ASSIGN_OR_RETURN(out.tokenizer,
-                      worker::CreateTokenizer(file->vocabulary()));
+  PC_ASSIGN_OR_RETURN(out.tokenizer, worker::CreateTokenizer(*file));
   if (!template_name.empty()) {
     PC_ASSIGN_OR_RETURN(out.chat_template,
                         ChatTemplate::FromName(template_name));

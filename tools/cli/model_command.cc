@@ -48,7 +48,7 @@ Json InfoJson(const worker::ModelFile& file) {
   json["chat_template"] = file.chat_template().empty() ? "none"
                           : chat.ok()                  ? chat->name()
                                                        : "unknown";
-  auto tokenizer = worker::CreateTokenizer(v);
+  auto tokenizer = worker::CreateTokenizer(file);
   json["tokenizer_problem"] =
       tokenizer.ok() ? "" : std::string(tokenizer.status().message());
   return json;
