@@ -136,6 +136,10 @@ absl::Status ReadScaling(const HfConfig& file, const HfConfig& object,
 absl::Status ReadHfRopeObject(const HfConfig& file, const HfConfig& object,
                               float partial, ModelConfig* config) {
   RopeConfig& rope = config->rope;
+  // A rotation for each kind of layer: a family that has them reads them
+  // itself.
+  PC_RETURN_IF_ERROR(
+      object.RequireAbsent({"full_attention", "sliding_attention"}));
   PC_ASSIGN_OR_RETURN(rope.theta,
                       object.PositiveFloat("rope_theta", rope.theta));
   const HfConfig& holder = object.Has("partial_rotary_factor") ? object : file;
