@@ -13,6 +13,10 @@
 namespace promptcache::rpc {
 namespace {
 
+// Not from a std::string: clang 19 mangles that constructor's template other
+// than g++ did when Debian's libabsl was built.
+absl::Cord ToCord(absl::string_view bytes) { return absl::Cord(bytes); }
+
 constexpr char kTypePrefix[] = "type.googleapis.com/";
 
 std::string TypeUrl(const google::protobuf::Message& message) {
@@ -21,7 +25,7 @@ std::string TypeUrl(const google::protobuf::Message& message) {
 
 void SetDetail(const google::protobuf::Message& detail, absl::Status* status) {
   if (status->ok()) return;
-  status->SetPayload(TypeUrl(detail), absl::Cord(detail.SerializeAsString()));
+  status->SetPayload(TypeUrl(detail), ToCord(detail.SerializeAsString()));
 }
 
 template <typename Detail>
@@ -146,7 +150,7 @@ absl::Status FromGrpcStatus(const grpc::Status& status) {
   if (!status.error_details().empty() &&
       wire.ParseFromString(status.error_details())) {
     for (const auto& detail : wire.details()) {
-      result.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+      result.SetPayload(detail.type_url(), ToCord(detail.value()));
     }
   }
   return result;

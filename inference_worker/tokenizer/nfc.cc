@@ -3,7 +3,9 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "glog/logging.h"
@@ -44,6 +46,7 @@ std::vector<int32_t> Decompose(std::string_view text) {
 
 // utf8proc's own sort is quadratic in a run of marks.
 void OrderMarks(std::vector<int32_t>* text) {
+  std::vector<std::tuple<int32_t, std::ptrdiff_t, int32_t>> marks;
   for (auto begin = text->begin(); begin != text->end();) {
     if (CombiningClass(*begin) == 0) {
       ++begin;
@@ -51,10 +54,14 @@ void OrderMarks(std::vector<int32_t>* text) {
     }
     const auto end = std::find_if(
         begin, text->end(), [](int32_t c) { return CombiningClass(c) == 0; });
-    std::stable_sort(begin, end, [](int32_t a, int32_t b) {
-      return CombiningClass(a) < CombiningClass(b);
-    });
-    begin = end;
+    // std::stable_sort by class, which clang refuses in libstdc++ 12 (it uses
+    // the deprecated get_temporary_buffer): ties keep their order by index.
+    marks.clear();
+    for (auto mark = begin; mark != end; ++mark) {
+      marks.emplace_back(int32_t{CombiningClass(*mark)}, mark - begin, *mark);
+    }
+    std::sort(marks.begin(), marks.end());
+    for (const auto& mark : marks) *begin++ = std::get<2>(mark);
   }
 }
 

@@ -74,7 +74,8 @@ Json ErrorJson(const absl::Status& status) {
 }  // namespace
 
 absl::Status WithExitCode(absl::Status status, ExitCode code) {
-  status.SetPayload(kExitCodeUrl, absl::Cord(absl::StrCat(int{code})));
+  status.SetPayload(kExitCodeUrl,
+                    absl::Cord(absl::string_view(absl::StrCat(int{code}))));
   return status;
 }
 
