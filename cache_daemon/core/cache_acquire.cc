@@ -289,6 +289,8 @@ void CacheState::CommitOne(SessionId session_id, const CommitModule& module,
   Emit(CacheEvent::Kind::kCommitted, *entry, now, effects);
   result->committed = true;
   result->pinned = entry->pinned;
+  result->pin_refused = wants_pin && !entry->pinned;
+  if (result->pin_refused) ++counters_.pins_refused;
   result->key = entry->key;
   result->isolation_domain = entry->isolation_domain;
   ResolveHits(entry, reservation.waiters, now, effects);

@@ -156,9 +156,13 @@ bool CacheState::EvictKey(const ModuleKey& key, absl::Time now,
 
 bool CacheState::PinKey(const ModuleKey& key, bool pin, absl::Time now) {
   Entry* const entry = FindVisible(key);
-  if (entry == nullptr || !entry->resident() || entry->pinned == pin) {
-    return false;
+  if (entry == nullptr || !entry->resident()) {
+    ModuleInfo* const known = known_.FindMutable(key);
+    if (known == nullptr || pin || !known->pinned) return false;
+    known->pinned = false;
+    return true;
   }
+  if (entry->pinned == pin) return false;
   if (pin && pinned_bytes() + entry->bytes() > options_.pin_budget_bytes) {
     return false;
   }
@@ -168,6 +172,55 @@ bool CacheState::PinKey(const ModuleKey& key, bool pin, absl::Time now) {
     if (!pin) entry->Touch(now);
   });
   return true;
+}
+
+void CacheState::SetPolicy(const ModuleKey& key, const CachePolicy& policy,
+                           absl::Time now, PolicyResult* result) {
+  Entry* const entry = FindVisible(key);
+  const bool resident = entry != nullptr && entry->resident();
+  ModuleInfo* const known = resident ? nullptr : known_.FindMutable(key);
+  if (!resident && known == nullptr) return;
+  const bool was_pinned = resident ? entry->pinned : known->pinned;
+  const CachePolicy& old =
+      resident ? entry->metadata.policy : known->metadata.policy;
+  // Who pinned it otherwise, an operator, still wants it.
+  bool pin = policy.pin || (was_pinned && !old.pin);
+  if (resident && pin && !was_pinned &&
+      pinned_bytes() + entry->bytes() > pin_budget_bytes()) {
+    pin = false;
+    ++result->num_pins_refused;
+    ++counters_.pins_refused;
+  }
+  if (policy == old && pin == was_pinned) return;
+  ++result->num_changed;
+  if (pin != was_pinned) {
+    (pin ? result->pinned : result->unpinned).push_back(key);
+  }
+  if (!resident) {
+    known->metadata.policy = policy;
+    known->pinned = pin;
+    return;
+  }
+  Update(entry, [&] {
+    entry->metadata.policy = policy;
+    entry->pinned = pin;
+    entry->ttl = policy.ttl.value_or(options_.default_ttl);
+    entry->expire_time = entry->commit_time + entry->ttl;
+    entry->Touch(now);
+  });
+  ScheduleExpiry(entry);
+}
+
+void CacheState::SetPolicy(const ModuleKey& key, const SchemaPolicies& policies,
+                           absl::Time now, PolicyResult* result) {
+  const Entry* const entry = FindVisible(key);
+  const bool resident = entry != nullptr && entry->resident();
+  const ModuleInfo* const known = resident ? nullptr : known_.Find(key);
+  if (!resident && known == nullptr) return;
+  const auto it = policies.by_path.find(resident ? entry->metadata.path
+                                                 : known->metadata.path);
+  SetPolicy(key, it == policies.by_path.end() ? policies.policy : it->second,
+            now, result);
 }
 
 void CacheState::AddKnown(const ModuleInfo& module,

@@ -114,6 +114,10 @@ class CacheState {
   bool EvictKey(const ModuleKey& key, absl::Time now, EvictResult* result,
                 Effects* effects);
   bool PinKey(const ModuleKey& key, bool pin, absl::Time now);
+  void SetPolicy(const ModuleKey& key, const CachePolicy& policy,
+                 absl::Time now, PolicyResult* result);
+  void SetPolicy(const ModuleKey& key, const SchemaPolicies& policies,
+                 absl::Time now, PolicyResult* result);
   uint64_t pinned_bytes() const;
   uint64_t pin_budget_bytes() const { return options_.pin_budget_bytes; }
   void AddKnown(const ModuleInfo& module, const IdentityParts& parts);

@@ -24,6 +24,11 @@ const ModuleInfo* KnownModules::Find(const ModuleKey& key) const {
   return it == modules_.end() ? nullptr : &it->second->info;
 }
 
+ModuleInfo* KnownModules::FindMutable(const ModuleKey& key) {
+  const auto it = modules_.find(key);
+  return it == modules_.end() ? nullptr : &it->second->info;
+}
+
 const ModuleInfo* KnownModules::FirstFrom(const ModuleKey& key) const {
   const auto it = modules_.lower_bound(key);
   return it == modules_.end() ? nullptr : &it->second->info;

@@ -25,6 +25,8 @@ class KnownModules {
   void Add(ModuleInfo info);
   void Remove(const ModuleKey& key);
   const ModuleInfo* Find(const ModuleKey& key) const;
+  // To change its policy or pin; nothing else.
+  ModuleInfo* FindMutable(const ModuleKey& key);
   // In the order of keys: the first one at or after `key`, or after it.
   const ModuleInfo* FirstFrom(const ModuleKey& key) const;
   const ModuleInfo* FirstAfter(const ModuleKey& key) const;

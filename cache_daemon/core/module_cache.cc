@@ -256,8 +256,9 @@ absl::StatusOr<ModuleInfo> ModuleCache::Get(std::string_view key) const {
   return *std::move(info);
 }
 
-absl::Status ModuleCache::ForEachResident(
-    const ModuleFilter& filter, absl::FunctionRef<void(const ModuleKey&)> fn) {
+absl::Status ModuleCache::ForEach(
+    const ModuleFilter& filter, bool include_absent,
+    absl::FunctionRef<void(const ModuleKey&)> fn) {
   PC_RETURN_IF_ERROR(ValidateFilter(filter));
   std::vector<ModuleKey> keys;
   const auto collect = [&](const ModuleInfo& info) {
@@ -269,7 +270,7 @@ absl::Status ModuleCache::ForEachResident(
                         ResolveKeys(filter));
     MutexLock lock(&mu_);
     for (const ModuleKey& key : named) {
-      state_->VisitKey(key, filter, /*include_absent=*/false, collect);
+      state_->VisitKey(key, filter, include_absent, collect);
     }
     for (const ModuleKey& key : keys) fn(key);
     return absl::OkStatus();
@@ -279,8 +280,7 @@ absl::Status ModuleCache::ForEachResident(
   while (!done) {
     keys.clear();
     MutexLock lock(&mu_);
-    done = state_->Walk(&filter, /*include_absent=*/false, kWalkBudget, &cursor,
-                        collect);
+    done = state_->Walk(&filter, include_absent, kWalkBudget, &cursor, collect);
     for (const ModuleKey& key : keys) fn(key);
   }
   return absl::OkStatus();
@@ -291,7 +291,7 @@ absl::StatusOr<EvictResult> ModuleCache::Evict(const ModuleFilter& filter) {
   const absl::Time now = clock_->Now();
   EvictResult result;
   const absl::Status status =
-      ForEachResident(filter, [&](const ModuleKey& key) {
+      ForEach(filter, /*include_absent=*/false, [&](const ModuleKey& key) {
         mu_.AssertHeld();
         state_->EvictKey(key, now, &result, &effects);
       });
@@ -304,14 +304,37 @@ absl::StatusOr<PinResult> ModuleCache::Pin(const ModuleFilter& filter,
                                            bool pin) {
   const absl::Time now = clock_->Now();
   PinResult result;
-  PC_RETURN_IF_ERROR(ForEachResident(filter, [&](const ModuleKey& key) {
-    mu_.AssertHeld();
-    if (state_->PinKey(key, pin, now)) result.keys.push_back(key);
-  }));
+  PC_RETURN_IF_ERROR(
+      ForEach(filter, /*include_absent=*/!pin, [&](const ModuleKey& key) {
+        mu_.AssertHeld();
+        if (state_->PinKey(key, pin, now)) result.keys.push_back(key);
+      }));
   MutexLock lock(&mu_);
   result.num_changed = result.keys.size();
   result.pinned_bytes = state_->pinned_bytes();
   result.pin_budget_bytes = state_->pin_budget_bytes();
+  return result;
+}
+
+PolicyResult ModuleCache::SetPolicy(std::span<const PolicyChange> changes) {
+  const absl::Time now = clock_->Now();
+  PolicyResult result;
+  MutexLock lock(&mu_);
+  for (const PolicyChange& change : changes) {
+    state_->SetPolicy(change.key, change.policy, now, &result);
+  }
+  return result;
+}
+
+absl::StatusOr<PolicyResult> ModuleCache::SetPolicy(
+    const std::string& schema, const SchemaPolicies& policies) {
+  const absl::Time now = clock_->Now();
+  PolicyResult result;
+  PC_RETURN_IF_ERROR(ForEach({.schema = schema}, /*include_absent=*/true,
+                             [&](const ModuleKey& key) {
+                               mu_.AssertHeld();
+                               state_->SetPolicy(key, policies, now, &result);
+                             }));
   return result;
 }
 

@@ -151,8 +151,20 @@ class ModuleCache {
   // Pinned modules too. Reservations stay.
   absl::StatusOr<EvictResult> Evict(const ModuleFilter& filter)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Pins what the budget still has room for, in the order of keys.
+  // Pins what is resident and the budget still has room for, in the order of
+  // keys. Unpins what is known, too: it would come back pinned.
   absl::StatusOr<PinResult> Pin(const ModuleFilter& filter, bool pin)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Replaces the policies of modules, resident or known; others are ignored.
+  // Where that changes something, it counts as a use: a sliding TTL runs from
+  // now, an absolute one from the commit. A pin ends when the policy that asked
+  // for it does; an operator's pin stays. Reservations keep what their commit
+  // will say.
+  PolicyResult SetPolicy(std::span<const PolicyChange> changes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for all modules that were committed under a schema's name.
+  absl::StatusOr<PolicyResult> SetPolicy(const std::string& schema,
+                                         const SchemaPolicies& policies)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Tells of modules from before a restart: their absence is kNotResident.
   // `parts`: of the identity, when known. Ignored for what is resident.
@@ -180,8 +192,8 @@ class ModuleCache {
   absl::StatusOr<std::vector<ModuleKey>> ResolveKeys(
       const ModuleFilter& filter) const ABSL_LOCKS_EXCLUDED(mu_);
   // Calls `fn` under the lock, in the order of keys, some modules at a time.
-  absl::Status ForEachResident(const ModuleFilter& filter,
-                               absl::FunctionRef<void(const ModuleKey&)> fn)
+  absl::Status ForEach(const ModuleFilter& filter, bool include_absent,
+                       absl::FunctionRef<void(const ModuleKey&)> fn)
       ABSL_LOCKS_EXCLUDED(mu_);
   // What has to be done after the lock is gone.
   void Perform(Effects effects) ABSL_LOCKS_EXCLUDED(mu_);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -62,7 +63,8 @@ struct CommitModule {
 
 struct CommitResult {
   bool committed = false;
-  bool pinned = false;  // false though asked for: the pin budget is spent
+  bool pinned = false;
+  bool pin_refused = false;  // over the pin budget
   ModuleKey key;
   std::string isolation_domain;
 };
@@ -103,6 +105,24 @@ struct PinResult {
   uint64_t pinned_bytes = 0;
   uint64_t pin_budget_bytes = 0;
   std::vector<ModuleKey> keys;  // changed
+};
+
+struct PolicyChange {
+  ModuleKey key;
+  CachePolicy policy;
+};
+
+// A schema's policies: of the module with that path, else of all.
+struct SchemaPolicies {
+  CachePolicy policy;
+  std::map<std::string, CachePolicy, std::less<>> by_path;
+};
+
+struct PolicyResult {
+  uint64_t num_changed = 0;
+  uint64_t num_pins_refused = 0;  // over the pin budget
+  std::vector<ModuleKey> pinned;  // newly
+  std::vector<ModuleKey> unpinned;
 };
 
 }  // namespace promptcache::daemon

@@ -88,6 +88,7 @@ struct CachePolicy {
   std::optional<absl::Duration> ttl;  // unset: the daemon's default
   bool absolute_ttl = false;          // from the commit, not the last use
   bool pin = false;
+  friend bool operator==(const CachePolicy&, const CachePolicy&) = default;
 };
 
 struct ModuleMetadata {
@@ -196,6 +197,7 @@ struct CacheStats {
   uint64_t request_fresh_tokens = 0;
   uint64_t pinned_bytes = 0;
   uint64_t pin_budget_bytes = 0;
+  uint64_t pins_refused = 0;  // of policies, for want of budget
 };
 
 std::string_view MissReasonName(MissReason reason);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cache_daemon/service/pins.h"
 #include "cache_daemon/service/proto_convert.h"
 #include "cache_daemon/service/unary_service.h"
 #include "common/status_macros.h"
@@ -73,7 +74,21 @@ absl::Status NodeService::Put(const node::v1::PutSchemaRequest& request,
                       registry_->PutSchema(args));
   *response->mutable_schema() = ToProto(result.schema);
   response->set_created(result.created);
+  if (args.policy.has_value() || !args.module_policies.empty()) {
+    PC_RETURN_IF_ERROR(ApplyPolicies(result.schema));
+  }
   if (result.changed) Changed(request.name(), result.schema.revision);
+  return absl::OkStatus();
+}
+
+absl::Status NodeService::ApplyPolicies(const SchemaRecord& schema) {
+  SchemaPolicies policies{.policy = ToCore(schema.policy), .by_path = {}};
+  for (const auto& [path, policy] : schema.module_policies) {
+    policies.by_path[path] = ToCore(policy);
+  }
+  PC_ASSIGN_OR_RETURN(const PolicyResult result,
+                      sessions_->cache->SetPolicy(schema.name, policies));
+  ApplyPins(result, &registry_->modules());
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rpc/duration.h"
 #include "common/status_macros.h"
 
 namespace promptcache::daemon {
@@ -13,12 +14,6 @@ constexpr size_t kKeyBytes = 32;
 constexpr size_t kPartsBytes = kNumIdentityFields * sizeof(uint64_t);
 // A hundred years: what a Duration holds beyond it is a mistake.
 constexpr int64_t kMaxTtlSeconds = int64_t{100} * 366 * 24 * 3600;
-
-void SetDuration(absl::Duration value, google::protobuf::Duration* proto) {
-  absl::Duration rest;
-  proto->set_seconds(absl::IDivDuration(value, absl::Seconds(1), &rest));
-  proto->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
-}
 
 // Infinite ones stay unset.
 void SetTime(absl::Time value, google::protobuf::Timestamp* proto) {
@@ -158,6 +153,23 @@ absl::StatusOr<std::vector<CommitModule>> ModulesFromProto(
   return modules;
 }
 
+absl::StatusOr<std::vector<PolicyChange>> ChangesFromProto(
+    const node::v1::SetPolicyRequest& request) {
+  if (request.changes_size() > static_cast<int>(kMaxKeysPerAcquire)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        request.changes_size(), " changes in one request, the limit is ",
+        kMaxKeysPerAcquire));
+  }
+  std::vector<PolicyChange> changes;
+  for (const node::v1::PolicyChange& proto : request.changes()) {
+    PolicyChange& change = changes.emplace_back();
+    PC_ASSIGN_OR_RETURN(change.key, Digest::FromBytes(proto.key()));
+    PC_ASSIGN_OR_RETURN(const PolicyRecord policy, FromProto(proto.policy()));
+    change.policy = ToCore(policy);
+  }
+  return changes;
+}
+
 absl::StatusOr<PolicyRecord> FromProto(const v1::CachePolicy& proto) {
   PolicyRecord policy{.absolute_ttl = proto.absolute_ttl(), .pin = proto.pin()};
   if (!proto.has_ttl()) return policy;
@@ -231,7 +243,9 @@ node::v1::PendingResolved ToProto(const PendingResolved& resolved) {
 
 v1::CachePolicy ToProto(const PolicyRecord& record) {
   v1::CachePolicy proto;
-  if (record.ttl.has_value()) SetDuration(*record.ttl, proto.mutable_ttl());
+  if (record.ttl.has_value()) {
+    rpc::SetDuration(*record.ttl, proto.mutable_ttl());
+  }
   proto.set_absolute_ttl(record.absolute_ttl);
   proto.set_pin(record.pin);
   return proto;
@@ -328,6 +342,7 @@ v1::CacheStats ToProto(const CacheStats& stats) {
   proto.set_request_cached_tokens(stats.request_cached_tokens);
   proto.set_request_created_tokens(stats.request_created_tokens);
   proto.set_request_fresh_tokens(stats.request_fresh_tokens);
+  proto.set_pins_refused(stats.pins_refused);
   return proto;
 }
 

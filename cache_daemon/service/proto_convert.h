@@ -29,6 +29,8 @@ absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
 // `shape` says how many of the flat page sums are each reservation's.
 absl::StatusOr<std::vector<CommitModule>> ModulesFromProto(
     const node::v1::CommitRequest& request, const PageShape& shape);
+absl::StatusOr<std::vector<PolicyChange>> ChangesFromProto(
+    const node::v1::SetPolicyRequest& request);
 absl::StatusOr<PolicyRecord> FromProto(const v1::CachePolicy& proto);
 absl::StatusOr<std::map<std::string, PolicyRecord>> FromProto(
     const google::protobuf::Map<std::string, v1::CachePolicy>& proto);

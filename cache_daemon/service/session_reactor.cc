@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "cache_daemon/service/pins.h"
 #include "cache_daemon/service/proto_convert.h"
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
@@ -209,6 +210,8 @@ absl::Status SessionReactor::Handle(const node::v1::SessionRequest& request) {
                              request.report_use().created_tokens(),
                              request.report_use().fresh_tokens());
       return absl::OkStatus();
+    case Message::kSetPolicy:
+      return HandleSetPolicy(request.set_policy());
     case Message::MESSAGE_NOT_SET:
       break;
   }
@@ -344,6 +347,7 @@ absl::Status SessionReactor::HandleCommit(
   response.mutable_commit()->set_request_id(request.request_id());
   for (const CommitResult& result : results) {
     response.mutable_commit()->add_committed(result.committed);
+    response.mutable_commit()->add_pin_refused(result.pin_refused);
   }
   Push(response);
   Record(modules, results);
@@ -365,6 +369,14 @@ void SessionReactor::Record(const std::vector<CommitModule>& modules,
     deps_.module_log->Put(
         ToRecord(modules[i], results[i], parts, num_bytes, now));
   }
+}
+
+absl::Status SessionReactor::HandleSetPolicy(
+    const node::v1::SetPolicyRequest& request) {
+  PC_ASSIGN_OR_RETURN(const std::vector<PolicyChange> changes,
+                      ChangesFromProto(request));
+  ApplyPins(deps_.cache->SetPolicy(changes), deps_.module_log);
+  return absl::OkStatus();
 }
 
 absl::Status SessionReactor::HandleReport(

@@ -106,6 +106,7 @@ class SessionReactor final
   absl::Status HandleAcquire(const node::v1::AcquireRequest& request)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status HandleCommit(const node::v1::CommitRequest& request);
+  absl::Status HandleSetPolicy(const node::v1::SetPolicyRequest& request);
   absl::Status HandleReport(const node::v1::ReportCorruption& report);
   void OnResolved(const PendingResolved& resolved) ABSL_LOCKS_EXCLUDED(mu_);
   void Record(const std::vector<CommitModule>& modules,

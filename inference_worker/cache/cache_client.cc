@@ -70,6 +70,19 @@ class GrpcCacheClient final : public CacheClient {
     (*session)->Send(request);
   }
 
+  void SetPolicy(const std::vector<PolicyChange>& changes) override {
+    const auto session = Current();
+    if (!session.ok() || changes.empty()) return;
+    node::v1::SessionRequest request;
+    for (const PolicyChange& change : changes) {
+      node::v1::PolicyChange* out = request.mutable_set_policy()->add_changes();
+      out->set_key(change.key.ToBytes());
+      *out->mutable_policy() =
+          PolicyToProto(change.ttl, change.absolute_ttl, change.pin);
+    }
+    (*session)->Send(request);
+  }
+
  private:
   absl::StatusOr<std::shared_ptr<SessionClient>> Current() const {
     MutexLock lock(&mu_);

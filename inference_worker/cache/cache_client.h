@@ -48,6 +48,17 @@ struct AcquiredModule {
   uint64_t generation = 0;
   uint64_t reservation_id = 0;
   std::vector<uint64_t> page_sums;  // of a hit, when asked for
+  // Committed, but the daemon's pin budget had no room for the pin asked for.
+  bool pin_refused = false;
+};
+
+// A policy for a module that the daemon has already.
+struct PolicyChange {
+  ModuleKey key;
+  // CachePolicy; negative ttl: the daemon's default.
+  absl::Duration ttl = absl::Seconds(-1);
+  bool absolute_ttl = false;
+  bool pin = false;
 };
 
 struct CommitModule {
@@ -134,6 +145,10 @@ class CacheClient {
   // What a finished request used. Not answered.
   virtual void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
                          uint64_t fresh_tokens) = 0;
+  // Replaces the policies of modules that are there already; a commit brings
+  // its own. Keys that the daemon does not know are ignored. Not answered, and
+  // lost without a daemon.
+  virtual void SetPolicy(const std::vector<PolicyChange>&) {}
 };
 
 }  // namespace promptcache::worker

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rpc/duration.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
 
@@ -95,6 +96,16 @@ LeaseClient::LeaseClient(std::shared_ptr<SessionClient> session,
     keys_.push_back(
         {.key = key.key, .num_pages = layout.PagesFor(key.num_tokens)});
   }
+}
+
+v1::CachePolicy PolicyToProto(absl::Duration ttl, bool absolute_ttl, bool pin) {
+  v1::CachePolicy policy;
+  if (ttl >= absl::ZeroDuration()) {
+    rpc::SetDuration(ttl, policy.mutable_ttl());
+  }
+  policy.set_absolute_ttl(absolute_ttl);
+  policy.set_pin(pin);
+  return policy;
 }
 
 absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
@@ -225,14 +236,8 @@ absl::StatusOr<std::vector<bool>> LeaseClient::Commit(
     metadata->set_context_key(module.context_key.ToBytes());
     metadata->set_num_tokens(module.num_tokens);
     metadata->set_compute_us(module.compute_us);
-    if (module.ttl >= absl::ZeroDuration()) {
-      absl::Duration rest;
-      auto* ttl = metadata->mutable_policy()->mutable_ttl();
-      ttl->set_seconds(absl::IDivDuration(module.ttl, absl::Seconds(1), &rest));
-      ttl->set_nanos(static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
-    }
-    metadata->mutable_policy()->set_absolute_ttl(module.absolute_ttl);
-    metadata->mutable_policy()->set_pin(module.pin);
+    *metadata->mutable_policy() =
+        PolicyToProto(module.ttl, module.absolute_ttl, module.pin);
   }
   PC_ASSIGN_OR_RETURN(const node::v1::SessionResponse response,
                       session_->Call(request_id, request, deadline));
@@ -244,10 +249,15 @@ absl::StatusOr<std::vector<bool>> LeaseClient::Commit(
   for (size_t i = 0; i < modules.size(); ++i) {
     committed.push_back(response.commit().committed(static_cast<int>(i)));
     const uint64_t id = modules[i].reservation_id;
+    // An older daemon does not say.
+    const bool pin_refused =
+        static_cast<int>(i) < response.commit().pin_refused_size() &&
+        response.commit().pin_refused(static_cast<int>(i));
     open_reservations_.erase(id);
     for (size_t m = 0; m < modules_.size(); ++m) {
       if (modules_[m].reservation_id != id) continue;
       modules_[m].write_pages.clear();  // sealed, or gone
+      modules_[m].pin_refused = pin_refused;
       if (!committed.back()) generations_[m].clear();
     }
   }

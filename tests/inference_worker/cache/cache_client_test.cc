@@ -62,13 +62,15 @@ class CacheClientTest : public daemon::DaemonFixture {
     return lease.ok() ? *std::move(lease) : nullptr;
   }
   // Fills the reserved pages of module `index` with `value`, and commits it.
-  static bool FillAndCommit(CacheLease* lease, size_t index, int value) {
+  static bool FillAndCommit(CacheLease* lease, size_t index, int value,
+                            bool pin = false) {
     const AcquiredModule& module = lease->modules()[index];
     CommitModule commit{.reservation_id = module.reservation_id,
                         .schema = "schema",
                         .path = absl::StrCat(index),
                         .num_tokens = 20,
-                        .compute_us = 1000};
+                        .compute_us = 1000,
+                        .pin = pin};
     for (std::byte* page : module.write_pages) {
       std::memset(page, value, TestLayout().page_bytes());
       commit.page_sums.push_back(PageSum({page, TestLayout().page_bytes()}));
@@ -395,6 +397,42 @@ TEST_F(RegistryClientTest, WorkersHearOfChanges) {
   MutexLock lock(&mu);
   EXPECT_THAT(changes, ElementsAre(std::pair("s", 1u), std::pair("s", 2u),
                                    std::pair("s", 0u)));
+}
+
+TEST_F(CacheClientTest, APolicyReachesModulesThatAreThere) {
+  StartDaemon();
+  auto client = AttachedClient("a");
+  auto lease = Acquire(*client, Args({"m", "n"}));
+  ASSERT_TRUE(FillAndCommit(lease.get(), 0, 1));
+  client->SetPolicy({});
+  client->SetPolicy({{.key = Sha256Of("m"), .ttl = absl::Seconds(90)},
+                     {.key = Sha256Of("n"), .pin = true}});  // not there
+  const auto info = [&] { return server_->cache().Get(Sha256Of("m").ToHex()); };
+  EXPECT_TRUE(Eventually(
+      [&] { return info()->metadata.policy.ttl == absl::Seconds(90); }));
+  EXPECT_FALSE(info()->pinned);
+  client->SetPolicy({{.key = Sha256Of("m"), .pin = true}});
+  EXPECT_TRUE(Eventually([&] { return info()->pinned; }));
+  PC_ASSERT_OK(server_->registry().modules().Flush());
+  const auto records = server_->registry().LoadModules();
+  PC_ASSERT_OK(records);
+  ASSERT_THAT(*records, SizeIs(1));
+  EXPECT_TRUE(records->at(0).policy.pin);
+  StopDaemon();
+  client->SetPolicy({{.key = Sha256Of("m")}});  // lost without a daemon
+}
+
+TEST_F(CacheClientTest, ARefusedPinIsTold) {
+  options_.cache.pin_budget_bytes = 0;
+  StartDaemon();
+  auto client = AttachedClient("a");
+  auto lease = Acquire(*client, Args({"m", "n"}));
+  ASSERT_TRUE(FillAndCommit(lease.get(), 0, 1));
+  EXPECT_FALSE(lease->modules()[0].pin_refused);
+  ASSERT_TRUE(FillAndCommit(lease.get(), 1, 1, /*pin=*/true));
+  EXPECT_TRUE(lease->modules()[1].pin_refused);
+  EXPECT_FALSE(lease->modules()[0].pin_refused);
+  EXPECT_TRUE(lease->Valid(1));
 }
 
 }  // namespace
