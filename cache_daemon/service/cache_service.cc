@@ -54,6 +54,10 @@ grpc::ServerUnaryReactor* CacheService::EvictModules(
                                          FromProto(request->filter()));
                      PC_ASSIGN_OR_RETURN(const EvictResult result,
                                          deps_.cache->Evict(filter));
+                     // As in memory: who evicts does not want it pinned.
+                     for (const ModuleKey& key : result.keys) {
+                       deps_.registry->modules().SetPin(key, false);
+                     }
                      response->set_num_evicted(result.num_evicted);
                      response->set_bytes(result.bytes);
                      response->set_num_deferred(result.num_deferred);

@@ -57,6 +57,13 @@ grpc::ServerUnaryReactor* NodeService::DeleteSchema(
   return RunAsTask(
       sessions_->tasks, context, [this, request]() -> absl::Status {
         PC_RETURN_IF_ERROR(registry_->DeleteSchema(request->name()));
+        // Nobody asks for its modules any more: they age out.
+        PC_ASSIGN_OR_RETURN(const PinResult unpinned,
+                            sessions_->cache->Pin({.schema = request->name()},
+                                                  /*pin=*/false));
+        for (const ModuleKey& key : unpinned.keys) {
+          registry_->modules().SetPin(key, false);
+        }
         Changed(request->name(), 0);
         return absl::OkStatus();
       });

@@ -189,6 +189,65 @@ TEST_F(CacheServiceTest, PinsAreKeptByTheRegistry) {
   EXPECT_EQ(pinned->pinned_bytes(), 0u);
 }
 
+TEST_F(CacheServiceTest, AnEvictedPinIsNotBackAfterARestart) {
+  CommitModules(2);
+  v1::PinModulesRequest pin;
+  pin.mutable_filter()->set_all(true);
+  PC_ASSERT_OK(
+      Call<v1::PinModulesResponse>(&v1::CacheService::Stub::PinModules, pin));
+  v1::EvictModulesRequest evict;
+  evict.mutable_filter()->add_keys(Key(0));
+  PC_ASSERT_OK(Call<v1::EvictModulesResponse>(
+      &v1::CacheService::Stub::EvictModules, evict));
+  session_.reset();
+  StopDaemon();
+  StartDaemon();
+  EXPECT_FALSE(server_->cache().Get(Key(0))->pinned);
+  EXPECT_TRUE(server_->cache().Get(Key(1))->pinned);
+}
+
+TEST_F(CacheServiceTest, PoliciesOfASchemaReachItsModules) {
+  CommitModules(2);  // of "schema", with paths "0" and "1"
+  auto node = node::v1::NodeService::NewStub(NodeChannel());
+  node::v1::PutSchemaRequest put;
+  put.set_name("schema");
+  put.set_text("text");
+  const auto put_schema = [&] {
+    grpc::ClientContext context;
+    SetDeadline(&context);
+    node::v1::PutSchemaResponse response;
+    return node->PutSchema(&context, put, &response).ok();
+  };
+  ASSERT_TRUE(put_schema());
+  const auto get = [&](int m) { return *server_->cache().Get(Key(m)); };
+  EXPECT_EQ(get(0).metadata.policy, CachePolicy());
+  put.mutable_policy()->mutable_ttl()->set_seconds(50);
+  (*put.mutable_module_policies())["1"].set_pin(true);
+  ASSERT_TRUE(put_schema());  // the same text
+  EXPECT_EQ(get(0).metadata.policy, CachePolicy{.ttl = absl::Seconds(50)});
+  EXPECT_FALSE(get(0).pinned);
+  EXPECT_EQ(get(1).metadata.policy, CachePolicy{.pin = true});
+  EXPECT_TRUE(get(1).pinned);
+  // Without policies, those that were set stay.
+  put.clear_policy();
+  put.clear_module_policies();
+  put.set_text("other text");
+  ASSERT_TRUE(put_schema());
+  EXPECT_TRUE(get(1).pinned);
+
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::DeleteSchemaRequest remove;
+  remove.set_name("schema");
+  v1::DeleteSchemaResponse removed;
+  ASSERT_TRUE(node->DeleteSchema(&context, remove, &removed).ok());
+  EXPECT_FALSE(get(1).pinned);
+  session_.reset();
+  StopDaemon();
+  StartDaemon();
+  EXPECT_FALSE(get(1).pinned);
+}
+
 TEST_F(CacheServiceTest, WatchersSeeWhatHappens) {
   grpc::ClientContext context;
   SetDeadline(&context);
