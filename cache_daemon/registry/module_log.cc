@@ -98,11 +98,6 @@ void ModuleLog::Put(const ModuleRecord& module) {
   Enqueue(module.key, Change{.kind = ChangeKind::kPut, .module = module});
 }
 
-void ModuleLog::Remove(const ModuleKey& key) {
-  MutexLock lock(&mu_);
-  Enqueue(key, Change{.kind = ChangeKind::kRemove, .module = {}});
-}
-
 void ModuleLog::SetPin(const ModuleKey& key, bool pin) {
   MutexLock lock(&mu_);
   if (const auto queued = queue_.find(key); queued != queue_.end()) {
@@ -183,8 +178,6 @@ absl::Status ModuleLog::Write(const Changes& batch) {
 
 absl::Status ModuleLog::WriteChanges(const Changes& batch) {
   PC_ASSIGN_OR_RETURN(SqliteStatement upsert, db_.Prepare(kUpsert));
-  PC_ASSIGN_OR_RETURN(SqliteStatement remove,
-                      db_.Prepare("DELETE FROM modules WHERE key=?1"));
   PC_ASSIGN_OR_RETURN(SqliteStatement set_pin,
                       db_.Prepare("UPDATE modules SET pin=?2 WHERE key=?1"));
   for (const auto& [key, change] : batch) {
@@ -192,10 +185,6 @@ absl::Status ModuleLog::WriteChanges(const Changes& batch) {
       case ChangeKind::kPut:
         BindModule(change.module, &upsert);
         PC_RETURN_IF_ERROR(upsert.Run());
-        break;
-      case ChangeKind::kRemove:
-        remove.Bind(1, BytesOf(key));
-        PC_RETURN_IF_ERROR(remove.Run());
         break;
       case ChangeKind::kSetPin:
         set_pin.Bind(1, BytesOf(key));

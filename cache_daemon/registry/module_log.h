@@ -45,8 +45,6 @@ class ModuleLog {
   void Put(const ModuleRecord& module) ABSL_LOCKS_EXCLUDED(mu_);
   // An operator pinned or unpinned it. No effect on one that is not known.
   void SetPin(const ModuleKey& key, bool pin) ABSL_LOCKS_EXCLUDED(mu_);
-  // Forget it: a restarted daemon will not know it.
-  void Remove(const ModuleKey& key) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits until everything queued before the call is on disk; the error of a
   // batch that could not be written.
   absl::Status Flush() ABSL_LOCKS_EXCLUDED(mu_);
@@ -55,7 +53,7 @@ class ModuleLog {
   static absl::StatusOr<std::vector<ModuleRecord>> Load(SqliteDb* db);
 
  private:
-  enum class ChangeKind { kPut, kRemove, kSetPin };
+  enum class ChangeKind { kPut, kSetPin };
   struct Change {
     ChangeKind kind = ChangeKind::kPut;
     ModuleRecord module;  // of kSetPin only policy.pin
