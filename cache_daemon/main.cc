@@ -4,10 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -22,6 +19,7 @@
 #include "common/byte_size.h"
 #include "common/clock.h"
 #include "common/default_paths.h"
+#include "common/port_file.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
 
@@ -92,19 +90,6 @@ absl::StatusOr<DaemonServer::Options> OptionsFromFlags() {
   return options;
 }
 
-// Renamed into place, so that nobody reads half of it.
-absl::Status WritePortFile(const std::string& path, int port) {
-  if (path.empty()) return absl::OkStatus();
-  const std::string part = path + ".part";
-  std::ofstream out(part);
-  out << port << '\n';
-  out.close();
-  if (!out || std::rename(part.c_str(), path.c_str()) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("port file ", path));
-  }
-  return absl::OkStatus();
-}
-
 int Fail(const absl::Status& status, int exit_code) {
   LOG(ERROR) << status.message();
   return exit_code;
@@ -140,8 +125,8 @@ int main(int argc, char** argv) {
   const promptcache::RealClock clock;
   const auto server = DaemonServer::Create(*options, &clock);
   if (!server.ok()) return Fail(server.status(), 1);
-  const absl::Status written =
-      WritePortFile(absl::GetFlag(FLAGS_port_file), (*server)->listen_port());
+  const absl::Status written = promptcache::WritePortFile(
+      absl::GetFlag(FLAGS_port_file), (*server)->listen_port());
   if (!written.ok()) return Fail(written, 1);
   LOG(INFO) << "serving workers on " << options->socket_path
             << ", operators on port " << (*server)->listen_port()

@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "common/byte_size.h"
 #include "common/default_paths.h"
+#include "common/port_file.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
 #include "inference_worker/serving/proto_convert.h"
@@ -105,24 +106,6 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
   return options;
 }
 
-// In one piece, so that a reader never sees half of it.
-absl::Status WritePort(const std::string& path, int port) {
-  if (path.empty()) return absl::OkStatus();
-  const std::string temporary = path + ".new";
-  std::FILE* file = std::fopen(temporary.c_str(), "w");
-  if (file == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--port_file=", path, ": cannot be written"));
-  }
-  const bool written = std::fprintf(file, "%d\n", port) > 0;
-  if (std::fclose(file) != 0 || !written ||
-      std::rename(temporary.c_str(), path.c_str()) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("--port_file=", path, ": cannot be written"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status Run(const sigset_t& signals) {
   PC_ASSIGN_OR_RETURN(Worker::Options options, OptionsFromFlags());
   PC_RETURN_IF_ERROR(options.Validate());
@@ -144,7 +127,8 @@ absl::Status Run(const sigset_t& signals) {
       const std::unique_ptr<WorkerServer> server,
       WorkerServer::Create(server_options, worker->compiler(),
                            worker->scheduler(), worker->registry()));
-  PC_RETURN_IF_ERROR(WritePort(absl::GetFlag(FLAGS_port_file), server->port()));
+  PC_RETURN_IF_ERROR(
+      WritePortFile(absl::GetFlag(FLAGS_port_file), server->port()));
   LOG(INFO) << "serving " << worker->description().name << " ("
             << worker->description().numerics << ", "
             << worker->description().num_threads << " threads) on port "
