@@ -173,6 +173,9 @@ void CacheState::CountLookup(const AcquiredModule& module,
   if (module.outcome == Outcome::kHit) {
     ++counters_.hit_lookups;
     counters_.hit_tokens += num_tokens;
+    Counted& hits = tier_counters_[static_cast<size_t>(module.tier) - 1].hits;
+    ++hits.count;
+    hits.volume += num_tokens;
     return;
   }
   ++counters_.miss_lookups;
@@ -180,6 +183,11 @@ void CacheState::CountLookup(const AcquiredModule& module,
   Counted& counted = counters_.misses[static_cast<size_t>(module.miss_reason)];
   ++counted.count;
   counted.volume += num_tokens;
+  if (module.miss_reason != MissReason::kIdentityDiffers) return;
+  Counted& differing =
+      counters_.differing[static_cast<size_t>(module.differing_field)];
+  ++differing.count;
+  differing.volume += num_tokens;
 }
 
 LeaseId CacheState::LeaseOf(Asked* asked) {

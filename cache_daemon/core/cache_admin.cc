@@ -37,10 +37,18 @@ CacheStats CacheState::Stats() const {
     out.reserved_bytes = tally.reserved_bytes + tally.moving_bytes;
     out.quarantined_bytes = tally.quarantined_bytes;
     out.largest_free_run_bytes = pages.LargestFreeRunBytes();
-    out.num_modules = tally.num_modules;
+    std::ranges::copy(tally.modules, out.modules);
+    out.num_modules =
+        tally.modules[static_cast<size_t>(ModuleState::kCommitted)] +
+        tally.modules[static_cast<size_t>(ModuleState::kMoving)];
+    const TierCounters& counters = tier_counters_[static_cast<size_t>(t) - 1];
+    out.hits = counters.hits;
+    std::ranges::copy(counters.evictions, out.evictions);
+    for (size_t state = 0; state < kNumModuleStates; ++state) {
+      stats.modules[state] += tally.modules[state];
+    }
     out.num_segments = pages.num_segments();
   }
-  std::copy(tally_.modules.begin(), tally_.modules.end(), stats.modules);
   stats.num_sessions = sessions_.size();
   stats.num_leases = leases_.size();
   stats.num_reservations = reservations_.size();

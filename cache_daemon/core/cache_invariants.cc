@@ -152,17 +152,13 @@ absl::Status CacheState::CheckTallies() const {
     used_bytes[t] += move.bytes;
     if (move.entry->num_holds == 0) return Broken(*move.entry, "moves unheld");
   }
-  if (tally.modules != tally_.modules) {
-    return absl::InternalError("modules by state");
-  }
   for (size_t t = 0; t < kNumTiers; ++t) {
     const TierTally& a = tally.tiers[t];
     const TierTally& b = tally_.tiers[t];
     if (a.leased_bytes != b.leased_bytes || a.pinned_bytes != b.pinned_bytes ||
         a.reserved_bytes != b.reserved_bytes ||
         a.moving_bytes != b.moving_bytes ||
-        a.quarantined_bytes != b.quarantined_bytes ||
-        a.num_modules != b.num_modules) {
+        a.quarantined_bytes != b.quarantined_bytes || a.modules != b.modules) {
       return absl::InternalError("bytes of a tier");
     }
     if (used_bytes[t] != tiers_[t]->pages().used_bytes()) {

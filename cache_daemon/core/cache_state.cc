@@ -27,8 +27,8 @@ CacheState::CacheState(const ModuleCache::Options& options,
 CacheState::~CacheState() = default;
 
 void CacheState::Count(const Entry& entry, uint64_t sign, Tally* tally) {
-  tally->modules[static_cast<size_t>(entry.state)] += sign;
   TierTally& tier = tally->tiers[static_cast<size_t>(entry.tier) - 1];
+  tier.modules[static_cast<size_t>(entry.state)] += sign;
   const uint64_t bytes = sign * entry.bytes();
   switch (entry.state) {
     case ModuleState::kReserved:
@@ -36,7 +36,6 @@ void CacheState::Count(const Entry& entry, uint64_t sign, Tally* tally) {
       break;
     case ModuleState::kCommitted:
     case ModuleState::kMoving:
-      tier.num_modules += sign;
       if (entry.num_leases + entry.num_lost > 0) tier.leased_bytes += bytes;
       if (entry.pinned) tier.pinned_bytes += bytes;
       break;
@@ -115,9 +114,12 @@ void CacheState::Hide(Entry* entry, EvictReason reason, absl::Time now,
                  : reason == EvictReason::kCorrupt ? MissReason::kCorrupt
                                                    : MissReason::kEvicted;
   known_.Add(std::move(info));
-  Counted& counted = counters_.evictions[static_cast<size_t>(reason)];
-  ++counted.count;
-  counted.volume += entry->bytes();
+  TierCounters& of_tier = tier_counters_[static_cast<size_t>(entry->tier) - 1];
+  for (Counted* counted : {&counters_.evictions[static_cast<size_t>(reason)],
+                           &of_tier.evictions[static_cast<size_t>(reason)]}) {
+    ++counted->count;
+    counted->volume += entry->bytes();
+  }
   if (effects->want_events) {
     CacheEvent event = MakeEvent(reason == EvictReason::kCorrupt
                                      ? CacheEvent::Kind::kQuarantined

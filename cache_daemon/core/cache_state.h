@@ -153,11 +153,14 @@ class CacheState {
     uint64_t reserved_bytes = 0;
     uint64_t moving_bytes = 0;  // destinations
     uint64_t quarantined_bytes = 0;
-    uint64_t num_modules = 0;
+    std::array<uint64_t, kNumModuleStates> modules{};
   };
   struct Tally {
-    std::array<uint64_t, kNumModuleStates> modules{};
     std::array<TierTally, kNumTiers> tiers{};
+  };
+  struct TierCounters {
+    Counted hits;
+    std::array<Counted, kNumEvictReasons> evictions{};
   };
   struct Expiry {
     absl::Time time;
@@ -288,6 +291,7 @@ class CacheState {
 
   Tally tally_;
   CacheStats counters_;  // its counters only
+  std::array<TierCounters, kNumTiers> tier_counters_{};
   uint64_t next_id_ = 1;
   uint64_t next_generation_;
 };

@@ -153,6 +153,11 @@ struct CacheEvent {
   uint64_t missed_events = 0;
 };
 
+struct Counted {
+  uint64_t count = 0;   // lookups of hits and misses, modules of evictions
+  uint64_t volume = 0;  // tokens of hits and misses, bytes of evictions
+};
+
 struct TierStats {
   Tier tier = Tier::kNone;
   std::string kind;
@@ -167,11 +172,9 @@ struct TierStats {
   uint64_t largest_free_run_bytes = 0;
   uint64_t num_modules = 0;  // committed or moving
   uint64_t num_segments = 0;
-};
-
-struct Counted {
-  uint64_t count = 0;   // lookups of misses, modules of evictions
-  uint64_t volume = 0;  // tokens of misses, bytes of evictions
+  uint64_t modules[kNumModuleStates] = {};
+  Counted hits;  // where the module was when it was asked for
+  Counted evictions[kNumEvictReasons];
 };
 
 // promptcache.v1.CacheStats, less what the registry and main know.
@@ -183,6 +186,8 @@ struct CacheStats {
   uint64_t hit_tokens = 0;
   uint64_t miss_tokens = 0;
   Counted misses[kNumMissReasons];
+  // Of kIdentityDiffers, by the first field that differs.
+  Counted differing[kNumIdentityFields + 1];
   Counted evictions[kNumEvictReasons];
   uint64_t commits = 0;
   uint64_t aborted_reservations = 0;

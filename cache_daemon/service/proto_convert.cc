@@ -60,6 +60,26 @@ void AppendModule(const AcquiredModule& module, node::v1::AcquireReply* reply) {
   reply->add_tiers(static_cast<v1::Tier>(module.tier));
 }
 
+void SetCounts(const uint64_t (&counts)[kNumModuleStates],
+               google::protobuf::RepeatedPtrField<v1::CountByState>* proto) {
+  for (size_t state = 1; state < kNumModuleStates; ++state) {
+    v1::CountByState* out = proto->Add();
+    out->set_state(static_cast<v1::ModuleState>(state));
+    out->set_num_modules(counts[state]);
+  }
+}
+
+void SetCounts(
+    const Counted (&counts)[kNumEvictReasons],
+    google::protobuf::RepeatedPtrField<v1::CountByEvictReason>* proto) {
+  for (size_t reason = 1; reason < kNumEvictReasons; ++reason) {
+    v1::CountByEvictReason* out = proto->Add();
+    out->set_reason(static_cast<v1::EvictReason>(reason));
+    out->set_num_modules(counts[reason].count);
+    out->set_bytes(counts[reason].volume);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<KvLayout> FromProto(const node::v1::KvLayout& proto) {
@@ -309,23 +329,28 @@ v1::CacheStats ToProto(const CacheStats& stats) {
     out->set_largest_free_run_bytes(tier.largest_free_run_bytes);
     out->set_num_modules(tier.num_modules);
     out->set_num_segments(tier.num_segments);
+    out->set_hit_lookups(tier.hits.count);
+    out->set_hit_tokens(tier.hits.volume);
+    SetCounts(tier.modules, out->mutable_modules());
+    SetCounts(tier.evictions, out->mutable_evictions());
   }
-  for (size_t state = 1; state < kNumModuleStates; ++state) {
-    v1::CountByState* out = proto.add_modules();
-    out->set_state(static_cast<v1::ModuleState>(state));
-    out->set_num_modules(stats.modules[state]);
-  }
+  SetCounts(stats.modules, proto.mutable_modules());
+  SetCounts(stats.evictions, proto.mutable_evictions());
   for (size_t reason = 1; reason < kNumMissReasons; ++reason) {
     v1::CountByMissReason* out = proto.add_misses();
     out->set_reason(static_cast<v1::MissReason>(reason));
     out->set_lookups(stats.misses[reason].count);
     out->set_tokens(stats.misses[reason].volume);
-  }
-  for (size_t reason = 1; reason < kNumEvictReasons; ++reason) {
-    v1::CountByEvictReason* out = proto.add_evictions();
-    out->set_reason(static_cast<v1::EvictReason>(reason));
-    out->set_num_modules(stats.evictions[reason].count);
-    out->set_bytes(stats.evictions[reason].volume);
+    if (static_cast<MissReason>(reason) != MissReason::kIdentityDiffers) {
+      continue;
+    }
+    for (size_t field = 1; field <= kNumIdentityFields; ++field) {
+      v1::CountByField* by_field = out->add_fields();
+      by_field->set_field(
+          std::string(IdentityFieldName(static_cast<IdentityField>(field))));
+      by_field->set_lookups(stats.differing[field].count);
+      by_field->set_tokens(stats.differing[field].volume);
+    }
   }
   proto.set_hit_lookups(stats.hit_lookups);
   proto.set_miss_lookups(stats.miss_lookups);

@@ -189,6 +189,38 @@ TEST_F(StatsTest, ATierAddsUp) {
   EXPECT_EQ(cache_->Stats().num_reservations, 1u);
 }
 
+TEST_F(StatsTest, HitsAndEvictionsAreCountedByTier) {
+  Make({.device_pages = 8, .host_pages = 8});
+  const SessionId a = Open();
+  PutFree(a, 1, 2);
+  EXPECT_TRUE(Touch(a, 1, 2));
+  for (int m = 2; m <= 8; ++m) {
+    clock_.Advance(absl::Seconds(2));
+    PutFree(a, m);
+    RunMover();  // demotes the oldest
+  }
+  ASSERT_EQ(Info(1).tier, Tier::kHost);
+  EXPECT_TRUE(Touch(a, 1, 2));
+  EXPECT_TRUE(Touch(a, 8));
+  EXPECT_EQ(StatsOf(Tier::kHost).hits.count, 1u);
+  EXPECT_EQ(StatsOf(Tier::kHost).hits.volume, 32u);
+  EXPECT_EQ(StatsOf(Tier::kDevice).hits.count, 2u);
+  EXPECT_EQ(StatsOf(Tier::kDevice).hits.volume, 48u);
+  const auto committed = [&](Tier tier) {
+    return StatsOf(tier).modules[static_cast<size_t>(ModuleState::kCommitted)];
+  };
+  EXPECT_EQ(committed(Tier::kHost), StatsOf(Tier::kHost).num_modules);
+  EXPECT_EQ(committed(Tier::kHost) + committed(Tier::kDevice), 8u);
+  PC_EXPECT_OK(cache_->Evict({.schema = "s", .path = "m1"}));
+  const auto requested = [&](Tier tier) {
+    return StatsOf(tier)
+        .evictions[static_cast<size_t>(EvictReason::kRequested)];
+  };
+  EXPECT_EQ(requested(Tier::kHost).count, 1u);
+  EXPECT_EQ(requested(Tier::kHost).volume, 2 * kPageBytes);
+  EXPECT_EQ(requested(Tier::kDevice).count, 0u);
+}
+
 TEST_F(StatsTest, UseIsSummedAsReported) {
   cache_->ReportUse(100, 20, 3);
   cache_->ReportUse(1, 1, 1);

@@ -146,6 +146,13 @@ TEST_F(MissReasonTest, IdentityDiffersNamesTheFirstField) {
   PC_ASSERT_OK(result);
   EXPECT_EQ(result->modules[0].miss_reason, MissReason::kIdentityDiffers);
   EXPECT_EQ(result->modules[0].differing_field, IdentityField::kContext);
+  for (size_t field = 0; field <= kNumIdentityFields; ++field) {
+    const Counted& counted = cache_->Stats().differing[field];
+    const bool is_context =
+        field == static_cast<size_t>(IdentityField::kContext);
+    EXPECT_EQ(counted.count, is_context ? 1u : 0u) << field;
+    EXPECT_EQ(counted.volume, is_context ? 16u : 0u) << field;
+  }
 
   key.path = "another name";
   result = cache_->Acquire(a, request);

@@ -87,6 +87,14 @@ TEST_F(CacheServiceTest, StatisticsAddUp) {
   EXPECT_EQ(device.used_bytes(), 3 * TestLayout().page_bytes());
   EXPECT_EQ(device.leased_bytes(), device.used_bytes());
   EXPECT_THAT(device.kind(), HasSubstr("memfd"));
+  EXPECT_EQ(device.hit_lookups(), 3u);
+  EXPECT_EQ(device.hit_tokens(), 48u);
+  EXPECT_THAT(device.evictions(), SizeIs(stats->evictions_size()));
+  EXPECT_EQ(device.modules_size(), stats->modules_size());
+  for (const v1::CountByMissReason& misses : stats->misses()) {
+    EXPECT_EQ(misses.fields_size(),
+              misses.reason() == v1::MISS_REASON_IDENTITY_DIFFERS ? 7 : 0);
+  }
   uint64_t committed = 0;
   for (const auto& count : stats->modules()) {
     if (count.state() == v1::MODULE_STATE_COMMITTED) {
