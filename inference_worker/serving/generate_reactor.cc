@@ -38,6 +38,9 @@ void GenerateReactor::Start(absl::StatusOr<GenerationRequest> request) {
   if (!request.ok()) return End(ToClientStatus(request.status()));
   prompt_ = request->prompt;
   with_logprobs_ = request->top_logprobs > 0;
+  // Full attention computes no module by itself, whatever the plan has.
+  exactness_ = request->full_attention ? pml::Exactness::kExact
+                                       : prompt_->plan->exactness;
   // Under the lock, so that OnCancel finds the flag or stops this.
   absl::Status failed;
   {
@@ -60,7 +63,8 @@ void GenerateReactor::OnStarted(const StartedEvent& event) {
   v1::GenerateResponse response;
   v1::Started* started = response.mutable_started();
   ToProto(event.usage, started->mutable_usage());
-  started->set_exactness(ToProto(prompt_->plan->exactness));
+  started->set_exactness(ToProto(exactness_));
+  MissesToProto(*prompt_->plan, event.misses, started->mutable_misses());
   if (include_plan_) {
     SpansToProto(*prompt_->plan, event.spans, started->mutable_spans());
   }
@@ -80,7 +84,7 @@ void GenerateReactor::OnDone(const absl::Status& status,
                              const CompletedEvent& event) {
   if (status.ok()) {
     v1::GenerateResponse response;
-    ToProto(event, prompt_->plan->exactness, response.mutable_completed());
+    ToProto(event, exactness_, response.mutable_completed());
     Push(std::move(response));
   }
   End(ToClientStatus(status));

@@ -47,6 +47,7 @@ class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
   // Set by Start before the scheduler knows of the request.
   std::shared_ptr<const CompiledPrompt> prompt_;
   bool with_logprobs_ = false;
+  pml::Exactness exactness_ = pml::Exactness::kModular;
 
   Mutex cancel_mu_;
   bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;

@@ -79,11 +79,20 @@ struct Timings {
 struct SpanReport {
   StateSource source = StateSource::kFresh;
   CacheMissReason miss_reason = CacheMissReason::kNone;
+  IdentityField differing_field = IdentityField::kNone;
+};
+
+// A module of the plan that was needed and was not in the cache.
+struct MissReport {
+  size_t module = 0;
+  CacheMissReason reason = CacheMissReason::kNone;
+  IdentityField differing_field = IdentityField::kNone;
 };
 
 struct StartedEvent {
   Usage usage;
   std::vector<SpanReport> spans;  // parallel to plan->spans
+  std::vector<MissReport> misses;
   std::vector<std::string> notices;
   absl::Duration ttft;
 };

@@ -17,12 +17,6 @@ uint32_t RoomAfter(const GenerationRequest& request, uint32_t context_length) {
       std::clamp<int64_t>(room, 0, request.max_tokens));
 }
 
-// The whole of the model's room: whether the answer ends by the request's
-// limit or by the model's is told apart by TokenStream.
-uint32_t RoomForStream(const GenerationRequest& request, uint32_t room) {
-  return room < request.max_tokens ? room : request.max_tokens;
-}
-
 }  // namespace
 
 GenerationJob::GenerationJob(GenerationRequest req,
@@ -35,7 +29,7 @@ GenerationJob::GenerationJob(GenerationRequest req,
       cancel(std::move(c)),
       pages_(pages),
       room_(RoomAfter(request, context_length)),
-      tokens_(tokenizer, request, RoomForStream(request, room_)) {
+      tokens_(tokenizer, request, room_) {
   timings.compile = request.compile_time;
   MakeExecution();
 }
@@ -185,6 +179,7 @@ void GenerationJob::StartDecoding() {
     event.usage = CurrentUsage();
     event.usage.completion_tokens = 0;
     event.spans = Spans();
+    event.misses = Misses();
     event.notices = notices_;
     event.notices.insert(event.notices.end(), modules.notices.begin(),
                          modules.notices.end());
@@ -214,9 +209,25 @@ std::vector<SpanReport> GenerationJob::Spans() const {
     if (span.kind == pml::SpanKind::kFresh) continue;
     const auto m = static_cast<size_t>(span.module);
     spans[i].miss_reason = modules.miss_reasons[m];
+    spans[i].differing_field = modules.differing_fields[m];
     spans[i].source = SourceOf(m);
   }
   return spans;
+}
+
+std::vector<MissReport> GenerationJob::Misses() const {
+  std::vector<MissReport> misses;
+  for (size_t i = 0; i < modules.sources.size(); ++i) {
+    if (modules.sources[i] == ModuleSource::kUnused ||
+        modules.sources[i] == ModuleSource::kRead ||
+        modules.miss_reasons[i] == CacheMissReason::kNone) {
+      continue;
+    }
+    misses.push_back({.module = i,
+                      .reason = modules.miss_reasons[i],
+                      .differing_field = modules.differing_fields[i]});
+  }
+  return misses;
 }
 
 Usage GenerationJob::CurrentUsage() const {
@@ -240,10 +251,7 @@ Usage GenerationJob::CurrentUsage() const {
   std::vector<uint32_t> linked(spans.size(), 0);
   for (const SpanPart& part : execution_->parts()) {
     // A linked beginning is fresh; a last token computed anew counts as read.
-    if (part.kind == pml::SpanKind::kFresh && part.first == 0 &&
-        part.count <= request.link_tokens) {
-      linked[part.span] = part.count;
-    }
+    if (part.linked) linked[part.span] = part.count;
   }
   for (size_t i = 0; i < spans.size(); ++i) {
     const auto n = static_cast<uint32_t>(plan.spans[i].num_tokens());

@@ -108,6 +108,7 @@ class GenerationJob {
   void Emit(TokenEvent event);
   StateSource SourceOf(size_t module) const;
   std::vector<SpanReport> Spans() const;
+  std::vector<MissReport> Misses() const;
 
   PrivatePages* const pages_;
   const uint32_t room_;  // tokens that fit after the plan
@@ -124,7 +125,6 @@ class GenerationJob {
   std::vector<TokenEvent> unsent_;
   absl::Time decode_begin_;
   std::vector<std::string> notices_;  // of earlier attempts
-  std::string logits_sha256_;
 };
 
 }  // namespace promptcache::worker

@@ -25,6 +25,7 @@ void SetAllPrivate(const GenerationRequest& request, ModuleSet* set) {
   const size_t n = plan.modules.size();
   set->sources.assign(n, ModuleSource::kUnused);
   set->miss_reasons.assign(n, CacheMissReason::kNone);
+  set->differing_fields.assign(n, IdentityField::kNone);
   set->committed.assign(n, false);
   const auto needed =
       NeededModules(plan, std::vector<bool>(n, false), request.warm);
@@ -63,6 +64,7 @@ void SetFromOutcome(const GenerationRequest& request,
                     uint32_t* verify_budget, ModuleSet* set) {
   const AcquiredModule& module = set->lease->modules()[i];
   set->miss_reasons[i] = module.miss_reason;
+  set->differing_fields[i] = module.differing_field;
   switch (module.outcome) {
     case AcquireOutcome::kHit:
       set->sources[i] = ModuleSource::kRead;

@@ -30,6 +30,7 @@ struct ModuleSet {
   std::unique_ptr<CacheLease> lease;  // null: without the cache
   std::vector<ModuleSource> sources;
   std::vector<CacheMissReason> miss_reasons;
+  std::vector<IdentityField> differing_fields;  // of the miss reasons
   std::vector<bool> committed;
   std::vector<std::string> notices;
   uint32_t corrupt = 0;  // pages whose sum was not what the daemon said

@@ -117,7 +117,7 @@ void PlanExecution::CutIntoParts(uint32_t link_tokens) {
     // Logits need a row: the last token of the plan is computed.
     const bool last = i + 1 == plan_->spans.size() && linked < size;
     const uint32_t read = size - linked - (last ? 1 : 0);
-    if (linked > 0) parts_.push_back({SpanKind::kFresh, i, 0, linked});
+    if (linked > 0) parts_.push_back({SpanKind::kFresh, i, 0, linked, true});
     if (read > 0) parts_.push_back({SpanKind::kCached, i, linked, read});
     if (last) parts_.push_back({SpanKind::kFresh, i, size - 1, 1});
   }

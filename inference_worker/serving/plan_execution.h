@@ -22,6 +22,7 @@ struct SpanPart {
   uint32_t span = 0;
   uint32_t first = 0;  // within the span
   uint32_t count = 0;
+  bool linked = false;  // recomputed by the repair option
 };
 
 // Which modules must have states: those that spans use and, of every module

@@ -94,6 +94,11 @@ absl::Status CheckStops(const v1::GenerateRequest& request) {
   return absl::OkStatus();
 }
 
+std::string FieldName(IdentityField field) {
+  return field == IdentityField::kNone ? ""
+                                       : std::string(IdentityFieldName(field));
+}
+
 v1::SpanSource ToProto(StateSource source) {
   switch (source) {
     case StateSource::kRead:
@@ -297,6 +302,19 @@ void SpansToProto(const pml::Plan& plan, const std::vector<SpanReport>& reports,
     summary->set_source(ToProto(reports[i].source));
     summary->set_miss_reason(
         static_cast<v1::MissReason>(reports[i].miss_reason));
+    summary->set_differing_field(FieldName(reports[i].differing_field));
+  }
+}
+
+void MissesToProto(const pml::Plan& plan, const std::vector<MissReport>& misses,
+                   google::protobuf::RepeatedPtrField<v1::Miss>* out) {
+  for (const MissReport& report : misses) {
+    const pml::PlanModule& module = plan.modules[report.module];
+    v1::Miss* miss = out->Add();
+    miss->set_path(module.path);
+    miss->set_reason(static_cast<v1::MissReason>(report.reason));
+    miss->set_differing_field(FieldName(report.differing_field));
+    miss->set_num_tokens(static_cast<uint32_t>(module.num_tokens()));
   }
 }
 

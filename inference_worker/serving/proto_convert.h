@@ -36,6 +36,8 @@ void ToProto(const Usage& usage, v1::Usage* out);
 // `reports` empty: a plan that is not run.
 void SpansToProto(const pml::Plan& plan, const std::vector<SpanReport>& reports,
                   google::protobuf::RepeatedPtrField<v1::SpanSummary>* out);
+void MissesToProto(const pml::Plan& plan, const std::vector<MissReport>& misses,
+                   google::protobuf::RepeatedPtrField<v1::Miss>* out);
 void ToProto(const TokenEvent& event, bool with_logprobs, v1::Delta* out);
 void ToProto(const CompletedEvent& event, pml::Exactness exactness,
              v1::Completed* out);

@@ -116,11 +116,21 @@ TEST_F(CliTest, EveryCommandTalksToTheServers) {
   EXPECT_EQ(run({"schema", "list"})[0]["name"], "lib");
   EXPECT_EQ(run({"schema", "get", "lib"})["text"], SmallSchema("lib"));
   EXPECT_GT(run({"count", prompt})["cacheable_tokens"], 0);
+  const Json missed = run(
+      {"generate", prompt, "--max-tokens", "1", "--cache-mode", "read-only"});
+  ASSERT_EQ(missed["misses"].size(), 2u) << missed;
+  EXPECT_EQ(missed["misses"][1]["path"], "a");
+  EXPECT_EQ(missed["misses"][1]["reason"], "never_seen");
+  EXPECT_THAT(Cli({"generate", prompt, "--max-tokens", "1", "--cache-mode",
+                   "read-only", "--worker", worker->address()})
+                  .error,
+              HasSubstr("miss: a, "));
   EXPECT_GE(run({"warm", "lib"})["modules_done"], 4);
   const Json answer =
       run({"generate", prompt, "--max-tokens", "4", "--ignore-eos"});
   EXPECT_EQ(answer["tokens"].size(), 4u) << answer;
   EXPECT_GT(answer["usage"]["cached_tokens"], 0) << answer;
+  EXPECT_EQ(answer["misses"].size(), 0u) << answer;
   EXPECT_EQ(run({"model", "served"})["daemon_attached"], true);
   EXPECT_GT(run({"stats"})["commits"], 0);
   const Json modules = run({"modules", "--schema", "lib"});

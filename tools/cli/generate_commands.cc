@@ -58,7 +58,7 @@ absl::StatusOr<v1::GenerateRequest> Request(const GenerateFlags& flags) {
   return request;
 }
 
-void PrintUsage(const v1::Completed& done) {
+void PrintUsage(const v1::Started& started, const v1::Completed& done) {
   const v1::Usage& usage = done.usage();
   const v1::Timings& t = done.timings();
   const double decode_s = t.decode_ms() / 1000;
@@ -67,6 +67,12 @@ void PrintUsage(const v1::Completed& done) {
       usage.prompt_tokens(), usage.cached_tokens(), usage.created_tokens(),
       usage.fresh_tokens(),
       EnumWord(v1::Exactness_descriptor(), done.exactness()));
+  for (const auto& miss : started.misses()) {
+    std::cerr << absl::StreamFormat(
+        "  miss: %s, %d tokens (%s)\n",
+        miss.path().empty() ? "(preamble)" : miss.path(), miss.num_tokens(),
+        MissText(miss.reason(), miss.differing_field()));
+  }
   std::cerr << absl::StreamFormat(
       "first token after %s (queue %.1f, compile %.1f, acquire %.1f, prefill "
       "%.1f ms)\n",
@@ -100,9 +106,12 @@ class Printer {
 
  private:
   void OnStarted(const v1::Started& started) {
+    started_ = started;
     if (json_) {
+      const Json json = ToJson(started);
       out_["request_id"] = started.request_id();
-      if (show_plan_) out_["spans"] = ToJson(started)["spans"];
+      out_["misses"] = json["misses"];
+      if (show_plan_) out_["spans"] = json["spans"];
     } else if (show_plan_) {
       std::cerr << PlanText(started.spans()) << "\n";
     }
@@ -125,7 +134,7 @@ class Printer {
     completed_ = true;
     if (!json_) {
       std::cout << "\n";
-      PrintUsage(done);
+      PrintUsage(started_, done);
       return;
     }
     out_["text"] = text_;
@@ -137,6 +146,7 @@ class Printer {
 
   const bool json_, show_plan_, logprobs_;
   bool completed_ = false;
+  v1::Started started_;
   std::string text_;
   Json tokens_ = Json::array();
   Json out_ = Json::object();

@@ -12,4 +12,7 @@ namespace promptcache::cli {
 std::string PlanText(
     const google::protobuf::RepeatedPtrField<v1::SpanSummary>& spans);
 
+// Why a module was not in the cache: "never_seen", "identity_differs: context".
+std::string MissText(v1::MissReason reason, const std::string& differing_field);
+
 }  // namespace promptcache::cli

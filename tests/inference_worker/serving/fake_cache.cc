@@ -226,7 +226,10 @@ AcquiredModule FakeCache::Look(const ModuleKey& key, uint32_t num_tokens,
   *entry = fresh;
   ++counters_.live_reservations;
   module = Describe(*fresh, AcquireOutcome::kReserved, false);
-  module.miss_reason = CacheMissReason::kNeverSeen;
+  module.differing_field = differing_field_;
+  module.miss_reason = differing_field_ == IdentityField::kNone
+                           ? CacheMissReason::kNeverSeen
+                           : CacheMissReason::kIdentityDiffers;
   return module;
 }
 
@@ -255,6 +258,11 @@ void FakeCache::SetDown(bool down) {
 void FakeCache::SetNoMemory(bool no_memory) {
   MutexLock lock(&mu_);
   no_memory_ = no_memory;
+}
+
+void FakeCache::SetDifferingField(IdentityField field) {
+  MutexLock lock(&mu_);
+  differing_field_ = field;
 }
 
 void FakeCache::SetLoseReservations(bool lose) {

@@ -45,6 +45,8 @@ class FakeCache {
   // The daemon goes away: every call fails, every lease is invalid.
   void SetDown(bool down) ABSL_LOCKS_EXCLUDED(mu_);
   void SetNoMemory(bool no_memory) ABSL_LOCKS_EXCLUDED(mu_);
+  // What is missing is missing because its identity differs there.
+  void SetDifferingField(IdentityField field) ABSL_LOCKS_EXCLUDED(mu_);
   // Commits answer that the reservations are gone.
   void SetLoseReservations(bool lose) ABSL_LOCKS_EXCLUDED(mu_);
   // Drops what is committed although leases read it; its bytes change, too.
@@ -81,6 +83,7 @@ class FakeCache {
   bool down_ ABSL_GUARDED_BY(mu_) = false;
   bool no_memory_ ABSL_GUARDED_BY(mu_) = false;
   bool lose_reservations_ ABSL_GUARDED_BY(mu_) = false;
+  IdentityField differing_field_ ABSL_GUARDED_BY(mu_) = IdentityField::kNone;
 };
 
 }  // namespace promptcache::worker

@@ -125,6 +125,41 @@ TEST_F(SchedulerTest, FullAttentionIgnoresTheCache) {
   EXPECT_EQ(Run(Request(plan))->tokens(), full->tokens());
 }
 
+TEST_F(SchedulerTest, AContextThatIsMissingIsAMiss) {
+  Start();
+  PlanBuilder b(3);
+  b.AddModule({});
+  b.AddModule({{.module = 0, .num_tokens = 1, .offset = -9}});
+  b.PlaceModule(1, 20);
+  b.PlaceFresh(90, b.Tokens(3));
+  const auto plan = b.Build();
+  const auto misses = Run(Request(plan))->started().misses;
+  ASSERT_EQ(misses.size(), 2u);
+  EXPECT_EQ(misses[0].module, 0u);
+  EXPECT_EQ(misses[0].reason, CacheMissReason::kNeverSeen);
+  EXPECT_THAT(Run(Request(plan))->started().misses, IsEmpty());
+}
+
+// The last token of a plan is computed for its logits; that does not make it a
+// repaired beginning, even when it is all that its span has.
+TEST_F(SchedulerTest, ALastTokenComputedAnewCountsAsRead) {
+  Start();
+  PlanBuilder b(3);
+  pml::PlanModule module;
+  module.path = "m";
+  module.pieces = {{0, b.Tokens(3)}, {5, b.Tokens(1)}};
+  module.length = 6;
+  b.plan().modules.push_back(module);
+  b.PlaceFresh(0, b.Tokens(4));
+  b.PlaceModule(0, 4);
+  GenerationRequest request = Request(b.Build());
+  request.link_tokens = 2;
+  Run(request);
+  const Usage usage = Run(request)->completed().usage;
+  EXPECT_EQ(usage.cached_tokens, 2u);
+  EXPECT_EQ(usage.fresh_tokens, 6u);
+}
+
 TEST_F(SchedulerTest, ReadOnlyEncodesNothingIntoTheCache) {
   Start();
   const auto plan = PlanBuilder::Exact(7);

@@ -196,6 +196,41 @@ TEST_F(WorkerServerTest, AnswersComeInOrderAndCountEverything) {
   EXPECT_FALSE(cached.started.request_id().empty());
 }
 
+TEST_F(WorkerServerTest, MissesAreToldWithTheFieldThatDiffers) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  cache_.SetDifferingField(IdentityField::kContext);
+  v1::GenerateRequest request = Pml("<m/>why");
+  const Answer with_plan = Generate(request);
+  PC_ASSERT_OK(StatusOf(with_plan));
+  EXPECT_EQ(with_plan.started.spans(1).miss_reason(),
+            v1::MISS_REASON_IDENTITY_DIFFERS);
+  EXPECT_EQ(with_plan.started.spans(1).differing_field(), "context");
+  cache_.RevokeAll();
+  request.set_include_plan(false);
+  const v1::Started started = Generate(request).started;
+  EXPECT_EQ(started.spans_size(), 0);
+  ASSERT_EQ(started.misses_size(), 2);
+  EXPECT_EQ(started.misses(0).path(), "");
+  EXPECT_EQ(started.misses(1).path(), "m");
+  EXPECT_EQ(started.misses(1).reason(), v1::MISS_REASON_IDENTITY_DIFFERS);
+  EXPECT_EQ(started.misses(1).differing_field(), "context");
+  EXPECT_EQ(started.misses(0).num_tokens() + started.misses(1).num_tokens(),
+            started.usage().created_tokens());
+  EXPECT_EQ(Generate(request).started.misses_size(), 0);
+}
+
+TEST_F(WorkerServerTest, FullAttentionIsExactWhateverThePlanIs) {
+  ASSERT_TRUE(Put("<schema name=\"s\"><module name=\"m\">one text</module>"
+                  "<module name=\"o\">another</module></schema>")
+                  .ok());
+  v1::GenerateRequest request = Pml("<o/><m/>why");
+  EXPECT_EQ(Generate(request).completed.exactness(), v1::EXACTNESS_MODULAR);
+  request.set_attention(v1::ATTENTION_MODE_FULL);
+  const Answer full = Generate(request);
+  EXPECT_EQ(full.started.exactness(), v1::EXACTNESS_EXACT);
+  EXPECT_EQ(full.completed.exactness(), v1::EXACTNESS_EXACT);
+}
+
 TEST_F(WorkerServerTest, EveryFormOfAPromptIsAnswered) {
   ASSERT_TRUE(Put(kSchema).ok());
   v1::GenerateRequest text;
