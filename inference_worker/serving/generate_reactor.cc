@@ -15,20 +15,20 @@ void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
 
 }  // namespace
 
-std::shared_ptr<GenerateReactor> GenerateReactor::Create(
-    Scheduler* scheduler, std::atomic<uint32_t>* in_flight,
-    std::string request_id, bool include_plan) {
+std::shared_ptr<GenerateReactor> GenerateReactor::Create(Scheduler* scheduler,
+                                                         CallLimit* limit,
+                                                         std::string request_id,
+                                                         bool include_plan) {
   std::shared_ptr<GenerateReactor> reactor(new GenerateReactor(
-      scheduler, in_flight, std::move(request_id), include_plan));
+      scheduler, limit, std::move(request_id), include_plan));
   reactor->self_ = reactor;
   return reactor;
 }
 
-GenerateReactor::GenerateReactor(Scheduler* scheduler,
-                                 std::atomic<uint32_t>* in_flight,
+GenerateReactor::GenerateReactor(Scheduler* scheduler, CallLimit* limit,
                                  std::string request_id, bool include_plan)
     : scheduler_(scheduler),
-      in_flight_(in_flight),
+      limit_(limit),
       request_id_(std::move(request_id)),
       include_plan_(include_plan) {}
 
@@ -103,7 +103,7 @@ void GenerateReactor::OnCancel() {
 }
 
 void GenerateReactor::OnDone() {
-  --*in_flight_;
+  limit_->Leave();
   self_.reset();  // may be the last
 }
 

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "inference_worker/serving/call_limit.h"
 #include "inference_worker/serving/queued_write_reactor.h"
 #include "inference_worker/serving/scheduler.h"
 #include "promptcache/v1/inference.pb.h"
@@ -19,10 +19,11 @@ namespace promptcache::worker {
 class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
                               public GenerationSink {
  public:
-  // `in_flight` counts this call until it is done.
-  static std::shared_ptr<GenerateReactor> Create(
-      Scheduler* scheduler, std::atomic<uint32_t>* in_flight,
-      std::string request_id, bool include_plan);
+  // The call has entered `limit`, and leaves it when it is done.
+  static std::shared_ptr<GenerateReactor> Create(Scheduler* scheduler,
+                                                 CallLimit* limit,
+                                                 std::string request_id,
+                                                 bool include_plan);
 
   // Compiled: goes to the scheduler. Or the call ends with that status.
   void Start(absl::StatusOr<GenerationRequest> request);
@@ -33,14 +34,14 @@ class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
   bool Ready() override { return ready(); }
 
  private:
-  GenerateReactor(Scheduler* scheduler, std::atomic<uint32_t>* in_flight,
+  GenerateReactor(Scheduler* scheduler, CallLimit* limit,
                   std::string request_id, bool include_plan);
   void OnDrained() override { scheduler_->Wake(); }
   void OnCancel() override;
   void OnDone() override;
 
   Scheduler* const scheduler_;
-  std::atomic<uint32_t>* const in_flight_;
+  CallLimit* const limit_;
   const std::string request_id_;
   const bool include_plan_;
   std::shared_ptr<GenerateReactor> self_;

@@ -10,6 +10,7 @@
 #include "common/status_macros.h"
 #include "inference_worker/serving/generate_reactor.h"
 #include "inference_worker/serving/proto_convert.h"
+#include "inference_worker/serving/unary_call.h"
 #include "inference_worker/serving/warm_reactor.h"
 
 namespace promptcache::worker {
@@ -29,10 +30,11 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
 
 InferenceService::InferenceService(const Options& options,
                                    PromptCompiler* compiler,
-                                   Scheduler* scheduler)
+                                   Scheduler* scheduler, CallLimit* limit)
     : options_(options),
       compiler_(compiler),
       scheduler_(scheduler),
+      limit_(limit),
       id_prefix_(absl::StrCat(absl::Hex(absl::ToUnixMicros(absl::Now())), "-",
                               getpid(), "-")),
       executor_(options.compile_threads) {}
@@ -58,12 +60,11 @@ absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
 grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(
     grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   const absl::Time arrival = absl::Now();
-  const bool room = in_flight_.fetch_add(1) < options_.max_calls;
-  auto reactor = GenerateReactor::Create(
-      scheduler_, &in_flight_, NextRequestId(), request->include_plan());
-  if (!room) {
-    reactor->Start(absl::ResourceExhaustedError(absl::StrCat(
-        "the queue is full: ", options_.max_calls, " calls are open")));
+  absl::Status room = limit_->Enter();
+  auto reactor = GenerateReactor::Create(scheduler_, limit_, NextRequestId(),
+                                         request->include_plan());
+  if (!room.ok()) {
+    reactor->Start(std::move(room));
     return reactor.get();
   }
   // The message lives as long as the call, which this task keeps open.
@@ -75,35 +76,40 @@ grpc::ServerWriteReactor<v1::GenerateResponse>* InferenceService::Generate(
 }
 
 grpc::ServerUnaryReactor* InferenceService::CountTokens(
-    grpc::CallbackServerContext* context, const v1::CountTokensRequest* request,
+    grpc::CallbackServerContext*, const v1::CountTokensRequest* request,
     v1::CountTokensResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  executor_.Add([this, reactor, request, response] {
-    const auto count = [&]() -> absl::Status {
-      PC_ASSIGN_OR_RETURN(const PromptForm form,
-                          ToPromptForm(request->prompt()));
-      PC_ASSIGN_OR_RETURN(const pml::Layout layout,
-                          ToLayout(request->layout()));
-      PC_ASSIGN_OR_RETURN(const auto prompt, compiler_->Compile(form, layout));
-      const pml::Plan& plan = *prompt->plan;
-      response->set_prompt_tokens(static_cast<uint32_t>(plan.num_tokens));
-      response->set_cacheable_tokens(
-          static_cast<uint32_t>(plan.num_cached_tokens));
-      response->set_exactness(ToProto(plan.exactness));
-      SpansToProto(plan, {}, response->mutable_spans());
-      return absl::OkStatus();
-    };
-    reactor->Finish(ToClientStatus(count()));
-  });
-  return reactor;
+  return UnaryCall::Start(
+      limit_, &executor_, [this, request, response]() -> absl::Status {
+        PC_ASSIGN_OR_RETURN(const PromptForm form,
+                            ToPromptForm(request->prompt()));
+        PC_ASSIGN_OR_RETURN(const pml::Layout layout,
+                            ToLayout(request->layout()));
+        PC_ASSIGN_OR_RETURN(const auto prompt,
+                            compiler_->Compile(form, layout));
+        const pml::Plan& plan = *prompt->plan;
+        response->set_prompt_tokens(static_cast<uint32_t>(plan.num_tokens));
+        response->set_cacheable_tokens(
+            static_cast<uint32_t>(plan.num_cached_tokens));
+        response->set_exactness(ToProto(plan.exactness));
+        SpansToProto(plan, {}, response->mutable_spans());
+        return absl::OkStatus();
+      });
 }
 
 grpc::ServerWriteReactor<v1::WarmModulesResponse>*
 InferenceService::WarmModules(grpc::CallbackServerContext* context,
                               const v1::WarmModulesRequest* request) {
-  auto reactor = WarmReactor::Create(scheduler_, DeadlineOf(*context));
+  absl::Status room = limit_->Enter();
+  auto reactor = WarmReactor::Create(scheduler_, limit_, DeadlineOf(*context));
+  if (!room.ok()) {
+    reactor->Start(std::move(room));
+    return reactor.get();
+  }
   executor_.Add([this, reactor, request] {
     const auto compile = [&]() -> absl::StatusOr<WarmReactor::Prompts> {
+      if (reactor->cancelled()) {
+        return absl::CancelledError("cancelled by the caller");
+      }
       ModulePolicy policy;
       if (request->has_policy()) {
         PC_ASSIGN_OR_RETURN(policy,

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "inference_worker/serving/call_limit.h"
 #include "inference_worker/serving/executor.h"
 #include "inference_worker/serving/prompt_compiler.h"
 #include "inference_worker/serving/scheduler.h"
@@ -18,17 +19,15 @@ namespace promptcache::worker {
 class InferenceService final : public v1::InferenceService::CallbackService {
  public:
   struct Options {
-    // Calls of Generate and WarmModules that may be open at once; more are
-    // refused with RESOURCE_EXHAUSTED.
-    uint32_t max_calls = 80;
     uint32_t compile_threads = 2;
     // All that stays the same while the worker runs.
     v1::ModelInfo model_info;
     // Whether the daemon's session is open; may be empty.
     std::function<bool()> daemon_attached;
   };
+  // `limit` counts every call but GetModelInfo's, which is answered at once.
   InferenceService(const Options& options, PromptCompiler* compiler,
-                   Scheduler* scheduler);
+                   Scheduler* scheduler, CallLimit* limit);
 
   grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(
       grpc::CallbackServerContext* context,
@@ -53,9 +52,9 @@ class InferenceService final : public v1::InferenceService::CallbackService {
   const Options options_;
   PromptCompiler* const compiler_;
   Scheduler* const scheduler_;
+  CallLimit* const limit_;
   const std::string id_prefix_;
   std::atomic<uint64_t> next_id_{1};
-  std::atomic<uint32_t> in_flight_{0};
   Executor executor_;
 };
 

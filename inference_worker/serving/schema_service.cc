@@ -8,6 +8,7 @@
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
 #include "inference_worker/serving/proto_convert.h"
+#include "inference_worker/serving/unary_call.h"
 
 namespace promptcache::worker {
 namespace {
@@ -37,8 +38,11 @@ absl::Status CheckPolicies(const v1::CreateSchemaRequest& request,
 }  // namespace
 
 SchemaService::SchemaService(PromptCompiler* compiler, RegistryClient* registry,
-                             uint32_t num_threads)
-    : compiler_(compiler), registry_(registry), executor_(num_threads) {}
+                             CallLimit* limit, uint32_t num_threads)
+    : compiler_(compiler),
+      registry_(registry),
+      limit_(limit),
+      executor_(num_threads) {}
 
 absl::Status SchemaService::Create(const v1::CreateSchemaRequest& request,
                                    v1::CreateSchemaResponse* response) {
@@ -73,50 +77,41 @@ absl::Status SchemaService::Create(const v1::CreateSchemaRequest& request,
 }
 
 grpc::ServerUnaryReactor* SchemaService::CreateSchema(
-    grpc::CallbackServerContext* context,
-    const v1::CreateSchemaRequest* request,
+    grpc::CallbackServerContext*, const v1::CreateSchemaRequest* request,
     v1::CreateSchemaResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  executor_.Add([this, reactor, request, response] {
-    reactor->Finish(ToClientStatus(Create(*request, response)));
+  return UnaryCall::Start(limit_, &executor_, [this, request, response] {
+    return Create(*request, response);
   });
-  return reactor;
 }
 
 grpc::ServerUnaryReactor* SchemaService::GetSchema(
-    grpc::CallbackServerContext* context, const v1::GetSchemaRequest* request,
+    grpc::CallbackServerContext*, const v1::GetSchemaRequest* request,
     v1::Schema* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  executor_.Add([this, reactor, request, response] {
+  return UnaryCall::Start(limit_, &executor_, [this, request, response] {
     auto schema = registry_->GetSchema(request->name(), request->revision());
     if (schema.ok()) *response = *std::move(schema);
-    reactor->Finish(ToClientStatus(schema.status()));
+    return schema.status();
   });
-  return reactor;
 }
 
 grpc::ServerUnaryReactor* SchemaService::ListSchemas(
-    grpc::CallbackServerContext* context, const v1::ListSchemasRequest* request,
+    grpc::CallbackServerContext*, const v1::ListSchemasRequest* request,
     v1::ListSchemasResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  executor_.Add([this, reactor, request, response] {
+  return UnaryCall::Start(limit_, &executor_, [this, request, response] {
     auto schemas = registry_->ListSchemas(*request);
     if (schemas.ok()) *response = *std::move(schemas);
-    reactor->Finish(ToClientStatus(schemas.status()));
+    return schemas.status();
   });
-  return reactor;
 }
 
 grpc::ServerUnaryReactor* SchemaService::DeleteSchema(
-    grpc::CallbackServerContext* context,
-    const v1::DeleteSchemaRequest* request, v1::DeleteSchemaResponse*) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  executor_.Add([this, reactor, request] {
+    grpc::CallbackServerContext*, const v1::DeleteSchemaRequest* request,
+    v1::DeleteSchemaResponse*) {
+  return UnaryCall::Start(limit_, &executor_, [this, request] {
     const absl::Status status = registry_->DeleteSchema(request->name());
     compiler_->Invalidate(request->name());
-    reactor->Finish(ToClientStatus(status));
+    return status;
   });
-  return reactor;
 }
 
 absl::StatusOr<SchemaRecord> RegistrySchemaSource::Fetch(

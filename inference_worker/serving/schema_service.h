@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "inference_worker/cache/registry_client.h"
+#include "inference_worker/serving/call_limit.h"
 #include "inference_worker/serving/executor.h"
 #include "inference_worker/serving/prompt_compiler.h"
 #include "promptcache/v1/schema.grpc.pb.h"
@@ -14,8 +15,9 @@ namespace promptcache::worker {
 // not outlive what it is given.
 class SchemaService final : public v1::SchemaService::CallbackService {
  public:
+  // `limit` counts every call.
   SchemaService(PromptCompiler* compiler, RegistryClient* registry,
-                uint32_t num_threads);
+                CallLimit* limit, uint32_t num_threads);
 
   grpc::ServerUnaryReactor* CreateSchema(
       grpc::CallbackServerContext* context,
@@ -39,6 +41,7 @@ class SchemaService final : public v1::SchemaService::CallbackService {
 
   PromptCompiler* const compiler_;
   RegistryClient* const registry_;
+  CallLimit* const limit_;
   Executor executor_;
 };
 

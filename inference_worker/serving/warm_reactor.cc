@@ -3,13 +3,22 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "inference_worker/serving/proto_convert.h"
 
 namespace promptcache::worker {
+namespace {
+
+// Between two looks at a full queue.
+constexpr absl::Duration kRetryAfter = absl::Milliseconds(20);
+
+}  // namespace
 
 std::shared_ptr<WarmReactor> WarmReactor::Create(Scheduler* scheduler,
+                                                 CallLimit* limit,
                                                  absl::Time deadline) {
-  std::shared_ptr<WarmReactor> reactor(new WarmReactor(scheduler, deadline));
+  std::shared_ptr<WarmReactor> reactor(
+      new WarmReactor(scheduler, limit, deadline));
   reactor->self_ = reactor;
   return reactor;
 }
@@ -55,7 +64,22 @@ void WarmReactor::SubmitNext() {
       }
     }
   }
-  if (!failed.ok()) End(ToClientStatus(failed));
+  if (absl::IsResourceExhausted(failed) && absl::Now() < deadline_) {
+    SubmitLater();
+  } else if (!failed.ok()) {
+    End(ToClientStatus(failed));
+  }
+}
+
+void WarmReactor::SubmitLater() {
+  // A new one each time: this may be the old one's callback. It keeps what it
+  // is given until it goes, hence the weak pointer.
+  alarm_ = std::make_unique<grpc::Alarm>();
+  alarm_->Set(absl::ToChronoTime(absl::Now() + kRetryAfter),
+              [weak = std::weak_ptr<WarmReactor>(self_)](bool) {
+                const std::shared_ptr<WarmReactor> self = weak.lock();
+                if (self != nullptr) self->SubmitNext();
+              });
 }
 
 void WarmReactor::OnDone(const absl::Status& status,
@@ -74,12 +98,18 @@ void WarmReactor::OnDone(const absl::Status& status,
   if (source == StateSource::kRead) {
     progress_.set_already_cached(progress_.already_cached() + 1);
   } else if (source != StateSource::kCreated) {
+    progress_.set_not_kept(progress_.not_kept() + 1);
     progress_.add_notices(
         absl::StrCat("module '", module.path, "' was not kept"));
   }
   Push(progress_);
   ++next_;
   SubmitNext();
+}
+
+void WarmReactor::OnDone() {
+  limit_->Leave();
+  self_.reset();  // may be the last
 }
 
 void WarmReactor::OnCancel() {

@@ -39,8 +39,9 @@ absl::Status WorkerServer::Options::Validate() const {
 WorkerServer::WorkerServer(const Options& options, PromptCompiler* compiler,
                            Scheduler* scheduler, RegistryClient* registry)
     : scheduler_(scheduler),
-      inference_(options.inference, compiler, scheduler),
-      schemas_(compiler, registry, kRegistryThreads) {}
+      limit_(options.max_calls),
+      inference_(options.inference, compiler, scheduler, &limit_),
+      schemas_(compiler, registry, &limit_, kRegistryThreads) {}
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Create(
     const Options& options, PromptCompiler* compiler, Scheduler* scheduler,

@@ -20,6 +20,9 @@ class WorkerServer {
     std::string listen = "127.0.0.1:7070";  // "": in-process channels only
     // Without TLS only this machine may connect, unless told otherwise.
     bool insecure_listen = false;
+    // Calls that may be open at once; more are refused with
+    // RESOURCE_EXHAUSTED.
+    uint32_t max_calls = 80;
     InferenceService::Options inference;
     absl::Status Validate() const;
   };
@@ -40,6 +43,7 @@ class WorkerServer {
                Scheduler* scheduler, RegistryClient* registry);
 
   Scheduler* const scheduler_;
+  CallLimit limit_;
   InferenceService inference_;
   SchemaService schemas_;
   int port_ = 0;

@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "common/rpc/grpc_status.h"
@@ -48,6 +51,8 @@ class FakeRegistry final : public RegistryClient {
   }
   absl::StatusOr<v1::ListSchemasResponse> ListSchemas(
       const v1::ListSchemasRequest&) override {
+    ++lists_;
+    if (list_hook_) list_hook_();
     MutexLock lock(&mu_);
     if (down_) return Down();
     v1::ListSchemasResponse response;
@@ -66,11 +71,16 @@ class FakeRegistry final : public RegistryClient {
     MutexLock lock(&mu_);
     down_ = down;
   }
+  // Called by every ListSchemas. Before the first call.
+  void SetListHook(std::function<void()> hook) { list_hook_ = std::move(hook); }
+  int lists() const { return lists_; }
 
  private:
   static absl::Status Down() {
     return absl::UnavailableError("the cache daemon cannot be reached");
   }
+  std::function<void()> list_hook_;
+  std::atomic<int> lists_{0};
   Mutex mu_;
   std::map<std::string, v1::Schema> schemas_ ABSL_GUARDED_BY(mu_);
   bool down_ ABSL_GUARDED_BY(mu_) = false;
@@ -104,7 +114,7 @@ class WorkerServerTest : public ::testing::Test {
                                     client_.get());
     WorkerServer::Options server;
     server.listen = "";
-    server.inference.max_calls = 4;
+    server.max_calls = 4;
     server.inference.model_info.set_name("hash");
     server_ = *WorkerServer::Create(server, compiler_.get(), scheduler_.get(),
                                     &registry_);
@@ -437,6 +447,26 @@ TEST_F(WorkerServerTest, TooManyCallsAreRefusedWithADelay) {
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
                                 HasSubstr("queue is full")));
   EXPECT_TRUE(rpc::GetRetryDelay(refused).has_value());
+  const auto refused_too = [](const grpc::Status& status) {
+    return status.error_code() == grpc::RESOURCE_EXHAUSTED &&
+           rpc::GetRetryDelay(rpc::FromGrpcStatus(status)).has_value();
+  };
+  EXPECT_TRUE(refused_too(Put(kSchema)));
+  {
+    grpc::ClientContext context;
+    v1::CountTokensRequest count;
+    *count.mutable_prompt() = request.prompt();
+    v1::CountTokensResponse response;
+    EXPECT_TRUE(
+        refused_too(inference_->CountTokens(&context, count, &response)));
+  }
+  {
+    grpc::ClientContext context;
+    v1::WarmModulesResponse response;
+    auto warm = inference_->WarmModules(&context, v1::WarmModulesRequest());
+    EXPECT_FALSE(warm->Read(&response));
+    EXPECT_TRUE(refused_too(warm->Finish()));
+  }
   gate.Open();
   for (auto& call : calls) {
     v1::GenerateResponse response;
@@ -444,6 +474,88 @@ TEST_F(WorkerServerTest, TooManyCallsAreRefusedWithADelay) {
     }
     EXPECT_TRUE(call->Finish().ok());
   }
+}
+
+TEST_F(WorkerServerTest, ACallWhoseCallerHasLeftIsNotBegun) {
+  Gate gate;
+  registry_.SetListHook([&] { gate.Wait(); });
+  // As many as there are threads for schemas.
+  std::vector<std::thread> lists;
+  for (int i = 0; i < 2; ++i) {
+    lists.emplace_back([this] {
+      grpc::ClientContext context;
+      v1::ListSchemasResponse response;
+      EXPECT_TRUE(schemas_->ListSchemas(&context, {}, &response).ok());
+    });
+  }
+  while (registry_.lists() < 2) absl::SleepFor(absl::Milliseconds(1));
+  v1::CreateSchemaRequest request;
+  request.set_text(kSchema);
+  v1::CreateSchemaResponse response;
+  grpc::ClientContext context;
+  context.set_deadline(
+      absl::ToChronoTime(absl::Now() + absl::Milliseconds(50)));
+  EXPECT_EQ(schemas_->CreateSchema(&context, request, &response).error_code(),
+            grpc::DEADLINE_EXCEEDED);
+  absl::SleepFor(absl::Milliseconds(200));
+  gate.Open();
+  for (std::thread& list : lists) list.join();
+  // Two more: the executor is done with what came before them.
+  for (int i = 0; i < 2; ++i) {
+    grpc::ClientContext again;
+    v1::ListSchemasResponse listed;
+    ASSERT_TRUE(schemas_->ListSchemas(&again, {}, &listed).ok());
+    EXPECT_EQ(listed.schemas_size(), 0);
+  }
+}
+
+TEST_F(WorkerServerTest, WarmingWaitsWhileTheQueueIsFull) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  Gate gate;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    gate.Wait();
+    return absl::OkStatus();
+  });
+  GenerationRequest filler;
+  filler.prompt = *compiler_->Compile(PlainText{"x"}, pml::Layout::kCompact);
+  filler.max_tokens = 1;
+  const auto sink = std::make_shared<RecordingSink>();
+  while (scheduler_->Submit(filler, sink).ok()) {
+  }
+  v1::WarmModulesRequest request;
+  request.set_schema("s");
+  v1::WarmModulesResponse response;
+  {
+    grpc::ClientContext context;
+    context.set_deadline(
+        absl::ToChronoTime(absl::Now() + absl::Milliseconds(100)));
+    auto reader = inference_->WarmModules(&context, request);
+    EXPECT_FALSE(reader->Read(&response));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::DEADLINE_EXCEEDED);
+  }
+  grpc::ClientContext context;
+  auto reader = inference_->WarmModules(&context, request);
+  absl::SleepFor(absl::Milliseconds(60));
+  gate.Open();
+  while (reader->Read(&response)) {
+  }
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(response.modules_done(), 2u);
+}
+
+TEST_F(WorkerServerTest, ModulesThatAreNotKeptAreCounted) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  cache_.SetNoMemory(true);
+  v1::WarmModulesRequest request;
+  request.set_schema("s");
+  grpc::ClientContext context;
+  auto reader = inference_->WarmModules(&context, request);
+  v1::WarmModulesResponse response;
+  while (reader->Read(&response)) {
+  }
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(response.modules_done(), 2u);
+  EXPECT_EQ(response.not_kept(), 2u);
 }
 
 TEST_F(WorkerServerTest, SaysWhatItServes) {
