@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "common/byte_size.h"
 #include "common/default_paths.h"
+#include "common/pml/limits.h"
 #include "common/port_file.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
@@ -26,6 +27,10 @@
 #include "inference_worker/serving/worker_server.h"
 
 using promptcache::ByteSize;
+
+namespace {
+constexpr promptcache::pml::Limits kLimits;  // the defaults
+}  // namespace
 
 ABSL_FLAG(std::string, model, "", "GGUF file of the model");
 ABSL_FLAG(std::string, listen, "127.0.0.1:7070",
@@ -46,6 +51,17 @@ ABSL_FLAG(uint32_t, context_length, 0,
           "cap on the model's context, in tokens; 0: the model's own");
 ABSL_FLAG(std::string, chat_template, "",
           "chatml or plain; empty: as the model file says");
+ABSL_FLAG(ByteSize, max_schema_bytes,
+          ByteSize{static_cast<uint64_t>(kLimits.schema_bytes)},
+          "longest schema document");
+ABSL_FLAG(ByteSize, max_prompt_bytes,
+          ByteSize{static_cast<uint64_t>(kLimits.prompt_bytes)},
+          "longest prompt document");
+ABSL_FLAG(int64_t, max_depth, kLimits.depth,
+          "elements of a document inside one another");
+ABSL_FLAG(int64_t, max_modules, kLimits.modules, "modules of a schema");
+ABSL_FLAG(int64_t, max_name_chars, kLimits.name_chars,
+          "longest name in a document");
 ABSL_FLAG(uint32_t, step_tokens, 256,
           "rows of one pass, shared by the requests that run");
 ABSL_FLAG(uint32_t, max_running, 16, "requests that run at once");
@@ -94,6 +110,14 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
   options.kernels = absl::GetFlag(FLAGS_kernels);
   options.num_threads = absl::GetFlag(FLAGS_threads);
   options.tail_bytes = absl::GetFlag(FLAGS_tail_bytes).num_bytes;
+  options.limits = {
+      .schema_bytes =
+          static_cast<int64_t>(absl::GetFlag(FLAGS_max_schema_bytes).num_bytes),
+      .prompt_bytes =
+          static_cast<int64_t>(absl::GetFlag(FLAGS_max_prompt_bytes).num_bytes),
+      .depth = absl::GetFlag(FLAGS_max_depth),
+      .modules = absl::GetFlag(FLAGS_max_modules),
+      .name_chars = absl::GetFlag(FLAGS_max_name_chars)};
   options.acquire_timeout = absl::GetFlag(FLAGS_acquire_timeout);
   options.scheduler.context_length = absl::GetFlag(FLAGS_context_length);
   options.scheduler.step_tokens = absl::GetFlag(FLAGS_step_tokens);

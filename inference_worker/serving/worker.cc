@@ -40,6 +40,27 @@ std::string VerifyName(VerifyMode mode) {
   return "";
 }
 
+// gRPC's own limit here and in the daemon is 16 MiB a message.
+constexpr int64_t kMaxDocumentBytes = int64_t{12} << 20;
+// The parser recurses.
+constexpr int64_t kMaxDepth = 256;
+
+absl::Status CheckLimit(const char* flag, int64_t value, int64_t most) {
+  if (value >= 1 && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", value, ", must be 1 to ", most));
+}
+
+absl::Status CheckLimits(const pml::Limits& limits) {
+  PC_RETURN_IF_ERROR(
+      CheckLimit("max_schema_bytes", limits.schema_bytes, kMaxDocumentBytes));
+  PC_RETURN_IF_ERROR(
+      CheckLimit("max_prompt_bytes", limits.prompt_bytes, kMaxDocumentBytes));
+  PC_RETURN_IF_ERROR(CheckLimit("max_depth", limits.depth, kMaxDepth));
+  PC_RETURN_IF_ERROR(CheckLimit("max_modules", limits.modules, 1'000'000));
+  return CheckLimit("max_name_chars", limits.name_chars, 4096);
+}
+
 }  // namespace
 
 absl::Status Worker::Options::Validate() const {
@@ -49,6 +70,7 @@ absl::Status Worker::Options::Validate() const {
   if (acquire_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("--acquire_timeout must be positive");
   }
+  PC_RETURN_IF_ERROR(CheckLimits(limits));
   return scheduler.Validate();
 }
 
@@ -59,6 +81,10 @@ std::string Worker::Options::ToString() const {
       "\n--threads=", num_threads,
       "\n--tail_bytes=", FormatByteSize(tail_bytes),
       "\n--context_length=", scheduler.context_length,
+      "\n--max_schema_bytes=", limits.schema_bytes,
+      "\n--max_prompt_bytes=", limits.prompt_bytes,
+      "\n--max_depth=", limits.depth, "\n--max_modules=", limits.modules,
+      "\n--max_name_chars=", limits.name_chars,
       "\n--step_tokens=", scheduler.step_tokens,
       "\n--max_running=", scheduler.max_running,
       "\n--max_queue=", scheduler.max_queue,
@@ -115,6 +141,7 @@ absl::Status Worker::Connect(const Options& options) {
   compile.identity.tokenizer_digest = tokenizer_->digest();
   compile.identity.layout = backend_->layout();
   compile.context_length = static_cast<int32_t>(description_.context_length);
+  compile.limits = options.limits;
   compiler_ = std::make_unique<PromptCompiler>(compile, tokenizer_.get(),
                                                chat_template_, schemas_.get());
   if (options.daemon_socket.empty()) return absl::OkStatus();

@@ -48,6 +48,7 @@ class Worker {
     uint32_t num_threads = 0;  // 0: all cores
     uint64_t tail_bytes = uint64_t{512} << 20;
     absl::Duration acquire_timeout = absl::Seconds(1);
+    pml::Limits limits;
     Scheduler::Options scheduler;
     // While weights are packed: 0..1. May be empty.
     std::function<void(double)> progress;

@@ -94,6 +94,10 @@ TEST_F(CliTest, PmlCheckPrintsPlansAndErrors) {
   result =
       Cli({"pml", "check", "--schema", schema, "--model", model_path(), bad});
   EXPECT_THAT(result.out, HasSubstr("bad.xml:2:2: PML_UNKNOWN_MODULE"));
+  result = Cli({"pml", "check", "--schema", schema, "--model", model_path(),
+                "--max-modules", "2"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.out, HasSubstr("PML_LIMIT"));
 }
 
 TEST_F(CliTest, EveryCommandTalksToTheServers) {

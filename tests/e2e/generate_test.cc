@@ -115,6 +115,17 @@ TEST_F(GenerateTest, ASchemaThatIsRefusedSaysWhere) {
   EXPECT_EQ(info->metadata.at("line"), "3");
 }
 
+TEST_F(GenerateTest, TheWorkersLimitsAreItsFlags) {
+  auto worker = StartWorker({"--max_modules=2", "--max_prompt_bytes=1KiB"});
+  WaitAttached(worker.get());
+  const absl::Status refused = worker->PutSchema(SmallSchema("lib")).status();
+  const auto info = rpc::GetErrorInfo(refused);
+  ASSERT_TRUE(info.has_value()) << refused;
+  EXPECT_EQ(info->reason, "PML_LIMIT");
+  EXPECT_THAT(worker->Generate(Request(std::string(2000, ' '))).status,
+              StatusIs(absl::StatusCode::kInvalidArgument, _));
+}
+
 TEST_F(GenerateTest, AnUnknownSchemaIsNotFound) {
   const Answer answer =
       worker_->Generate(Request("<prompt schema=\"none\">x</prompt>"));

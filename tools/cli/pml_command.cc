@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/pml/compiler.h"
 #include "common/pml/error.h"
+#include "common/pml/limits.h"
 #include "common/pml/plan_json.h"
 #include "common/pml/prompt.h"
 #include "common/pml/schema.h"
@@ -27,6 +28,7 @@ struct CheckFlags {
   std::string chat_template;
   std::string layout = "compact";
   int32_t context_tokens = -1;  // the model's
+  pml::Limits limits;
 };
 
 // A document that is refused: what was asked about failed.
@@ -78,7 +80,7 @@ void PrintSchema(const pml::Schema& schema, bool json) {
 absl::Status CheckPrompt(const CheckFlags& flags, const LocalVocabulary& model,
                          const pml::Schema& schema, bool json) {
   PC_ASSIGN_OR_RETURN(std::string text, ReadFile(flags.prompt));
-  PC_ASSIGN_OR_RETURN(auto prompt, pml::ParsePrompt(text));
+  PC_ASSIGN_OR_RETURN(auto prompt, pml::ParsePrompt(text, flags.limits));
   pml::CompileOptions options;
   options.layout =
       flags.layout == "schema" ? pml::Layout::kSchema : pml::Layout::kCompact;
@@ -95,8 +97,8 @@ int Check(const Globals& globals, const CheckFlags& flags) {
   if (!text.ok()) return Report(text.status(), globals.json);
   auto model = LoadVocabulary(flags.model, flags.chat_template);
   if (!model.ok()) return Report(model.status(), globals.json);
-  auto schema =
-      pml::CompileSchema(*text, *model->tokenizer, model->chat_template);
+  auto schema = pml::CompileSchema(*text, *model->tokenizer,
+                                   model->chat_template, flags.limits);
   if (!schema.ok()) return ReportPml(schema.status(), flags, globals.json);
   if (flags.prompt.empty()) {
     PrintSchema(**schema, globals.json);
@@ -105,6 +107,23 @@ int Check(const Globals& globals, const CheckFlags& flags) {
   const absl::Status status =
       CheckPrompt(flags, *model, **schema, globals.json);
   return status.ok() ? kExitOk : ReportPml(status, flags, globals.json);
+}
+
+// The worker's flags of the same names.
+void AddLimits(CLI::App* command, pml::Limits* limits) {
+  const auto add = [&](const char* name, int64_t* value, const char* what) {
+    return command->add_option(name, *value, what)
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str()
+        ->group("Limits");
+  };
+  add("--max-schema-bytes", &limits->schema_bytes, "longest schema")
+      ->transform(CLI::AsSizeValue(false));
+  add("--max-prompt-bytes", &limits->prompt_bytes, "longest prompt")
+      ->transform(CLI::AsSizeValue(false));
+  add("--max-depth", &limits->depth, "elements inside one another");
+  add("--max-modules", &limits->modules, "modules of a schema");
+  add("--max-name-chars", &limits->name_chars, "longest name");
 }
 
 }  // namespace
@@ -135,6 +154,7 @@ void AddPml(CLI::App* app, const Globals* globals, Action* action) {
       ->add_option("--context", flags->context_tokens,
                    "length of the context in tokens; the model's otherwise")
       ->check(CLI::NonNegativeNumber);
+  AddLimits(check, &flags->limits);
   check->callback([=] { *action = [=] { return Check(*globals, *flags); }; });
 }
 
