@@ -149,6 +149,17 @@ TEST_F(CliTest, EveryCommandTalksToTheServers) {
   EXPECT_EQ(run({"schema", "list"}).size(), 0u);
 }
 
+TEST_F(CliTest, WarmingThatKeepsNothingIsExitOne) {
+  UseTinyModel();
+  auto worker = StartWorker();
+  StartDaemon({"--device_bytes=1MiB", "--segment_bytes=1MiB"});
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->PutSchema(BigSchema("big", 1500)));
+  const CliResult result = Cli({"warm", "big", "--worker", worker->address()});
+  EXPECT_EQ(result.ended, "exit status 1") << result.out;
+  EXPECT_THAT(result.error, HasSubstr("are not in the cache"));
+}
+
 TEST_F(CliTest, AServersRefusalIsExitFour) {
   UseTinyModel();
   StartDaemon();

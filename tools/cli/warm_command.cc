@@ -51,9 +51,10 @@ int Warm(const Globals& globals, const WarmFlags& flags) {
   if (!worker.ok()) return Report(worker.status(), globals.json);
   auto last = WarmWithProgress(worker->get(), request);
   if (!last.ok()) return Report(last.status(), globals.json);
+  const int exit = last->not_kept() == 0 ? kExitOk : kExitFailed;
   if (globals.json) {
     std::cout << ToJson(*last).dump(2) << "\n";
-    return kExitOk;
+    return exit;
   }
   std::cout << flags.schema << ": " << last->modules_done() << " of "
             << last->modules_total() << " modules, "
@@ -62,7 +63,11 @@ int Warm(const Globals& globals, const WarmFlags& flags) {
   for (const auto& notice : last->notices()) {
     std::cerr << "note: " << notice << "\n";
   }
-  return kExitOk;
+  if (last->not_kept() > 0) {
+    std::cerr << "promptcache warm: " << last->not_kept() << " of "
+              << last->modules_total() << " modules are not in the cache\n";
+  }
+  return exit;
 }
 
 }  // namespace
