@@ -164,17 +164,17 @@ int RunDemo(const Globals& globals, const DemoFlags& flags) {
     return 130;
   }
   if (!status.ok()) return Report(status, globals.json);
-  bool agree = true;
-  for (const DemoPrompt& prompt : demo.prompts()) {
-    agree = agree && prompt.answers_agree();
-  }
   if (globals.json) {
     std::cout << DemoJson(demo.prompts(), demo.model())
                      .dump(2, ' ', false,
                            nlohmann::ordered_json::error_handler_t::replace)
               << "\n";
   }
-  return agree ? kExitOk : kExitFailed;
+  const std::vector<std::string> faults = DemoFaults(demo.prompts());
+  for (const std::string& fault : faults) {
+    std::cerr << "promptcache demo: FAILED: " << fault << "\n";
+  }
+  return faults.empty() ? kExitOk : kExitFailed;
 }
 
 }  // namespace

@@ -113,6 +113,24 @@ std::string DemoSummary(const std::vector<DemoPrompt>& prompts) {
   return FormatTable(rows, "");
 }
 
+std::vector<std::string> DemoFaults(const std::vector<DemoPrompt>& prompts) {
+  std::vector<std::string> faults;
+  for (const DemoPrompt& prompt : prompts) {
+    if (prompt.least_cached_tokens == 0) {
+      faults.push_back(absl::StrCat(
+          prompt.name, ": a run over the cache read nothing from it"));
+      for (const auto& notice : prompt.cached().completed.notices()) {
+        absl::StrAppend(&faults.back(), "; the worker says: ", notice);
+      }
+    }
+    if (!prompt.answers_agree()) {
+      faults.push_back(absl::StrCat(
+          prompt.name, ": the answers with and without the cache differ"));
+    }
+  }
+  return faults;
+}
+
 Json DemoJson(const std::vector<DemoPrompt>& prompts,
               const v1::ModelInfo& model) {
   Json json = Figures(prompts[0]);

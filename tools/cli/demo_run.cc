@@ -67,6 +67,8 @@ absl::Status MeasureRepeats(WorkerClient* worker, uint32_t repeats,
                             DemoPrompt* prompt) {
   prompt->full_ms = {prompt->full().ttft_ms};
   prompt->cached_ms = {prompt->cached().ttft_ms};
+  prompt->least_cached_tokens =
+      prompt->cached().completed.usage().cached_tokens();
   const auto silent = [](const std::string&) {};
   for (uint32_t i = 1; i < repeats; ++i) {
     on_repeat(i);
@@ -78,6 +80,9 @@ absl::Status MeasureRepeats(WorkerClient* worker, uint32_t repeats,
         DemoAnswer cached,
         RunAnswer(worker, prompt->pml, prompt->cached().mode, 1, silent));
     prompt->cached_ms.push_back(cached.ttft_ms);
+    prompt->least_cached_tokens =
+        std::min(prompt->least_cached_tokens,
+                 uint32_t{cached.completed.usage().cached_tokens()});
   }
   return absl::OkStatus();
 }

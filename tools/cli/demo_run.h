@@ -33,6 +33,8 @@ struct DemoPrompt {
   std::vector<DemoAnswer> answers;  // full, bypass, first, cached
   std::vector<double> full_ms;      // time to first token, one a repeat
   std::vector<double> cached_ms;
+  // The fewest that any of the runs over the cache read from it.
+  uint32_t least_cached_tokens = 0;
 
   const DemoAnswer& full() const { return answers[0]; }
   const DemoAnswer& bypass() const { return answers[1]; }
