@@ -52,6 +52,9 @@ struct GenerationRequest {
   uint32_t link_tokens = 0;
   // Encode all modules of the plan into the cache and stop there.
   bool warm = false;
+  // With `warm`: the prompt's policies replace those of modules that are in
+  // the cache already.
+  bool set_policies = false;
   absl::Time arrival = absl::Now();
   absl::Time deadline = absl::InfiniteFuture();
   absl::Duration compile_time;

@@ -100,6 +100,7 @@ class GenerationJob {
   // Set by Finish.
   bool succeeded = false;
   Usage usage;
+  std::vector<size_t> read_modules;  // of the plan
 
  private:
   std::vector<std::byte*> TakePages(uint64_t count);

@@ -49,7 +49,7 @@ absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
   const absl::Time begin = absl::Now();
   PC_ASSIGN_OR_RETURN(GenerationRequest out, ToGenerationRequest(request));
   PC_ASSIGN_OR_RETURN(const PromptForm form, ToPromptForm(request.prompt()));
-  PC_ASSIGN_OR_RETURN(const pml::Layout layout, ToLayout(request.layout()));
+  PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(request.layout()));
   PC_ASSIGN_OR_RETURN(out.prompt, compiler_->Compile(form, layout));
   out.arrival = arrival;
   out.deadline = deadline;
@@ -82,8 +82,7 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(
       limit_, &executor_, [this, request, response]() -> absl::Status {
         PC_ASSIGN_OR_RETURN(const PromptForm form,
                             ToPromptForm(request->prompt()));
-        PC_ASSIGN_OR_RETURN(const pml::Layout layout,
-                            ToLayout(request->layout()));
+        PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(request->layout()));
         PC_ASSIGN_OR_RETURN(const auto prompt,
                             compiler_->Compile(form, layout));
         const pml::Plan& plan = *prompt->plan;
@@ -119,7 +118,7 @@ InferenceService::WarmModules(grpc::CallbackServerContext* context,
           request->schema(), {request->paths().begin(), request->paths().end()},
           request->has_policy() ? &policy : nullptr);
     };
-    reactor->Start(compile());
+    reactor->Start(compile(), request->has_policy());
   });
   return reactor.get();
 }

@@ -195,8 +195,23 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
   return entry;
 }
 
+absl::StatusOr<pml::Layout> PromptCompiler::ChooseLayout(
+    std::optional<pml::Layout> wanted) const {
+  if (!options_.identity.absolute_positions) {
+    return wanted.value_or(pml::Layout::kCompact);
+  }
+  if (wanted == pml::Layout::kCompact) {
+    return absl::InvalidArgumentError(
+        "layout compact moves modules, and this model has learned absolute "
+        "positions: a module's states hold where its schema has it. Use the "
+        "layout schema, which is the default with this model");
+  }
+  return pml::Layout::kSchema;
+}
+
 absl::StatusOr<std::shared_ptr<const CompiledPrompt>> PromptCompiler::Compile(
-    const PromptForm& form, pml::Layout layout) {
+    const PromptForm& form, std::optional<pml::Layout> wanted_layout) {
+  PC_ASSIGN_OR_RETURN(const pml::Layout layout, ChooseLayout(wanted_layout));
   const Digest key = KeyOf(form, layout);
   PromptEntry found;
   {

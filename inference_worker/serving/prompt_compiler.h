@@ -4,6 +4,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -71,10 +72,13 @@ class PromptCompiler {
   PromptCompiler(const Options& options, const Tokenizer* tokenizer,
                  const ChatTemplate& chat_template, SchemaSource* source);
 
-  // A PmlError, or NotFound for an unknown schema, or Unavailable when it is
-  // not known here and there is no daemon to ask.
+  // Without a layout: `compact`, or `schema` where positions are absolute;
+  // there `compact` is an InvalidArgument. A PmlError, or NotFound for an
+  // unknown schema, or Unavailable when it is not known here and there is no
+  // daemon to ask.
   absl::StatusOr<std::shared_ptr<const CompiledPrompt>> Compile(
-      const PromptForm& form, pml::Layout layout) ABSL_LOCKS_EXCLUDED(mu_);
+      const PromptForm& form, std::optional<pml::Layout> layout)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::shared_ptr<const CompiledSchema>> GetSchema(
       const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // The modules of `paths` (empty: all) with all that they see, one prompt for
@@ -106,6 +110,8 @@ class PromptCompiler {
   };
   using PromptList = std::list<PromptEntry>;  // most recent first
 
+  absl::StatusOr<pml::Layout> ChooseLayout(
+      std::optional<pml::Layout> wanted) const;
   absl::StatusOr<PromptEntry> CompileForm(const PromptForm& form,
                                           pml::Layout layout);
   std::shared_ptr<const CompiledPrompt> WithKeys(

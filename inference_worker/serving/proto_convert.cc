@@ -172,9 +172,10 @@ absl::StatusOr<PromptForm> ToPromptForm(const v1::Prompt& prompt) {
       "prompt", "is not set: give pml, structured, text or messages");
 }
 
-absl::StatusOr<pml::Layout> ToLayout(v1::PlanLayout layout) {
+absl::StatusOr<std::optional<pml::Layout>> ToLayout(v1::PlanLayout layout) {
   switch (layout) {
     case v1::PLAN_LAYOUT_UNSPECIFIED:
+      return std::nullopt;
     case v1::PLAN_LAYOUT_COMPACT:
       return pml::Layout::kCompact;
     case v1::PLAN_LAYOUT_SCHEMA:

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,7 +22,8 @@ grpc::Status ToClientStatus(absl::Status status);
 
 // InvalidArgument, naming the field. Loops no deeper than gRPC's own limit.
 absl::StatusOr<PromptForm> ToPromptForm(const v1::Prompt& prompt);
-absl::StatusOr<pml::Layout> ToLayout(v1::PlanLayout layout);
+// None: what the model's default is.
+absl::StatusOr<std::optional<pml::Layout>> ToLayout(v1::PlanLayout layout);
 // All but prompt, deadline and arrival.
 absl::StatusOr<GenerationRequest> ToGenerationRequest(
     const v1::GenerateRequest& request);

@@ -194,6 +194,19 @@ bool Scheduler::WaitForWork(bool runnable) {
   return true;
 }
 
+void Scheduler::SetPolicies(const GenerationJob& job) {
+  const CompiledPrompt& prompt = *job.request.prompt;
+  std::vector<PolicyChange> changes;
+  for (const size_t i : job.read_modules) {
+    const ModulePolicy& policy = prompt.policies[i];
+    changes.push_back({.key = prompt.identities[i].key,
+                       .ttl = policy.ttl,
+                       .absolute_ttl = policy.absolute_ttl,
+                       .pin = policy.pin});
+  }
+  if (!changes.empty()) client_->SetPolicy(changes);
+}
+
 void Scheduler::EndDoneJobs() {
   uint32_t ended = 0;
   const auto over = [&](const Job& job) {
@@ -203,6 +216,9 @@ void Scheduler::EndDoneJobs() {
     if (job->succeeded && client_ != nullptr && !job->request.warm) {
       client_->ReportUse(job->usage.cached_tokens, job->usage.created_tokens,
                          job->usage.fresh_tokens);
+    }
+    if (job->succeeded && client_ != nullptr && job->request.set_policies) {
+      SetPolicies(*job);
     }
     return true;
   };
@@ -237,10 +253,13 @@ void Scheduler::CheckDeadlines() {
 void Scheduler::AdmitQueued() {
   while (!queue_.empty() && running_.size() < options_.max_running) {
     const Job job = queue_.front();
-    const bool with_cache = client_ != nullptr && job->wants_cache();
+    const bool refused = !options_.no_reuse.empty() && job->wants_cache();
+    const bool with_cache =
+        client_ != nullptr && job->wants_cache() && !refused;
     if (job->request.warm && !with_cache) {
-      Fail(job.get(),
-           absl::UnavailableError("modules cannot be kept: no cache"));
+      Fail(job.get(), absl::UnavailableError(absl::StrCat(
+                          "modules cannot be kept: ",
+                          refused ? options_.no_reuse : "no cache")));
       EndDoneJobs();
       continue;
     }
@@ -254,7 +273,9 @@ void Scheduler::AdmitQueued() {
     if (with_cache) {
       StartAcquire(job);
     } else {
-      OnAcquired(job, PrivateModules(job->request));
+      ModuleSet set = PrivateModules(job->request);
+      if (refused) set.AddNotice(options_.no_reuse);
+      OnAcquired(job, std::move(set));
     }
   }
 }

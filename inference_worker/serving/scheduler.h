@@ -59,6 +59,9 @@ class Scheduler {
     // A cap on the model's own context; 0: none.
     uint32_t context_length = 0;
     VerifyMode verify = VerifyMode::kSample;
+    // Why states must be neither read nor kept (ReuseRule, the self-check): in
+    // the notices of every request that has modules. "": they may be.
+    std::string no_reuse;
     // How long a request waits for modules that others encode.
     absl::Duration pending_timeout = absl::Seconds(30);
     absl::Duration commit_timeout = absl::Seconds(5);
@@ -107,6 +110,7 @@ class Scheduler {
   // False when it is time to end.
   bool WaitForWork(bool runnable);
   void EndDoneJobs();
+  void SetPolicies(const GenerationJob& job);
   void CheckDeadlines();
   void AdmitQueued();
   void StartAcquire(const Job& job);

@@ -11,6 +11,7 @@
 #include "common/status_macros.h"
 #include "glog/logging.h"
 #include "inference_worker/engine/cpu_backend.h"
+#include "inference_worker/engine/self_check.h"
 #include "inference_worker/serving/schema_service.h"
 #include "inference_worker/tokenizer/bpe_tokenizer.h"
 
@@ -114,6 +115,7 @@ absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
                            .Finish();
 
   const ModelConfig& config = file->config();
+  reuse_rule_ = ReuseRuleOf(config);
   description_.name = config.name;
   description_.architecture = config.architecture;
   description_.path = file->path();
@@ -132,6 +134,24 @@ absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
   return file;
 }
 
+absl::StatusOr<std::string> Worker::ReuseRefusal() const {
+  if (reuse_rule_ == ReuseRule::kNever) {
+    return std::string(
+        "answered without the cache: this model's rotation depends on the "
+        "length of a request");
+  }
+  PC_ASSIGN_OR_RETURN(const ReuseErrors errors,
+                      CheckReuse(*backend_, *pages_, reuse_rule_));
+  if (errors.ok()) {
+    LOG(INFO) << "self-check: " << errors.ToString();
+    return std::string();
+  }
+  LOG(ERROR) << "self-check failed, nothing is cached: " << errors.ToString();
+  return absl::StrCat(
+      "answered without the cache: the model's self-check failed: ",
+      errors.ToString());
+}
+
 absl::Status Worker::Connect(const Options& options) {
   PC_ASSIGN_OR_RETURN(registry_, RegistryClient::Create(
                                      {.socket_path = options.daemon_socket}));
@@ -140,6 +160,7 @@ absl::Status Worker::Connect(const Options& options) {
   compile.identity.model_fingerprint = model_fingerprint_;
   compile.identity.tokenizer_digest = tokenizer_->digest();
   compile.identity.layout = backend_->layout();
+  compile.identity.absolute_positions = reuse_rule_ == ReuseRule::kInPlace;
   compile.context_length = static_cast<int32_t>(description_.context_length);
   compile.limits = options.limits;
   compiler_ = std::make_unique<PromptCompiler>(compile, tokenizer_.get(),
@@ -175,11 +196,12 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const Options& options) {
       worker->pages_,
       PrivatePages::Create(worker->backend_->layout(), options.tail_bytes));
   PC_RETURN_IF_ERROR(worker->Connect(options));
+  Scheduler::Options scheduler = options.scheduler;
+  PC_ASSIGN_OR_RETURN(scheduler.no_reuse, worker->ReuseRefusal());
   PC_ASSIGN_OR_RETURN(
       worker->scheduler_,
-      Scheduler::Create(options.scheduler, worker->backend_.get(),
-                        worker->pages_.get(), worker->tokenizer_.get(),
-                        worker->cache_.get()));
+      Scheduler::Create(scheduler, worker->backend_.get(), worker->pages_.get(),
+                        worker->tokenizer_.get(), worker->cache_.get()));
   return worker;
 }
 

@@ -12,6 +12,7 @@
 #include "inference_worker/cache/cache_client.h"
 #include "inference_worker/cache/registry_client.h"
 #include "inference_worker/engine/backend.h"
+#include "inference_worker/engine/families/reuse.h"
 #include "inference_worker/engine/private_pages.h"
 #include "inference_worker/model/model_file.h"
 #include "inference_worker/serving/prompt_compiler.h"
@@ -73,11 +74,14 @@ class Worker {
  private:
   Worker() = default;
   absl::StatusOr<std::unique_ptr<ModelFile>> LoadModel(const Options& options);
+  // Why states must not be reused; "": they may be.
+  absl::StatusOr<std::string> ReuseRefusal() const;
   absl::Status Connect(const Options& options);
 
   ModelDescription description_;
   ChatTemplate chat_template_;
   Digest model_fingerprint_;
+  ReuseRule reuse_rule_ = ReuseRule::kAnywhere;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<PrivatePages> pages_;

@@ -140,6 +140,13 @@ TEST_F(CliTest, EveryCommandTalksToTheServers) {
   const Json modules = run({"modules", "--schema", "lib"});
   ASSERT_GE(modules.size(), 4u);
   EXPECT_EQ(run({"modules", modules[0]["key"]})["key"], modules[0]["key"]);
+  // A policy reaches modules that are in the cache already.
+  EXPECT_EQ(modules[0]["pinned"], false) << modules[0];
+  EXPECT_GT(run({"warm", "lib", "--pin"})["already_cached"], 0);
+  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
+    return run({"modules", modules[0]["key"]})["pinned"] == true;
+  }));
+  run({"pin", "--schema", "lib", "--unpin"});
   EXPECT_GT(run({"pin", "--schema", "lib"})["num_changed"], 0);
   EXPECT_GT(run({"pin", "--schema", "lib", "--unpin"})["num_changed"], 0);
   EXPECT_GE(run({"evict", "--schema", "lib"})["num_evicted"], 4);

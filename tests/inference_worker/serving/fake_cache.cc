@@ -168,6 +168,11 @@ class FakeClient final : public CacheClient {
     cache_->counters_.used_created += created;
     cache_->counters_.used_fresh += fresh;
   }
+  void SetPolicy(const std::vector<PolicyChange>& changes) override {
+    MutexLock lock(&cache_->mu_);
+    cache_->policy_changes_.insert(cache_->policy_changes_.end(),
+                                   changes.begin(), changes.end());
+  }
 
  private:
   FakeCache* const cache_;
@@ -246,6 +251,11 @@ uint64_t FakeCache::num_modules() const {
 std::vector<CommitModule> FakeCache::committed() const {
   MutexLock lock(&mu_);
   return committed_;
+}
+
+std::vector<PolicyChange> FakeCache::policy_changes() const {
+  MutexLock lock(&mu_);
+  return policy_changes_;
 }
 
 void FakeCache::SetDown(bool down) {

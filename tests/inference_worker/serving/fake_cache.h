@@ -41,6 +41,7 @@ class FakeCache {
   Counters counters() const ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t num_modules() const ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<CommitModule> committed() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<PolicyChange> policy_changes() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // The daemon goes away: every call fails, every lease is invalid.
   void SetDown(bool down) ABSL_LOCKS_EXCLUDED(mu_);
@@ -76,6 +77,7 @@ class FakeCache {
   CondVar changed_;
   std::map<ModuleKey, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mu_);
   std::vector<CommitModule> committed_ ABSL_GUARDED_BY(mu_);
+  std::vector<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mu_);
   std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;

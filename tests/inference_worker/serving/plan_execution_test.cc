@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <list>
+#include <map>
 #include <utility>
 
 #include "common/page_sum.h"
@@ -201,6 +202,35 @@ TEST_P(PlanExecutionShapes, FullAttentionIsOneCausalSequence) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, PlanExecutionShapes, ::testing::Range(1u, 41u));
+
+TEST(PlanExecutionTest, RowsOfAModuleSayWhereItsSchemaHasIt) {
+  auto plan = std::make_shared<Plan>(*PlanBuilder::Random(3));
+  std::map<int32_t, size_t> expected;  // rows by offset
+  for (size_t i = 0; i < plan->modules.size(); ++i) {
+    pml::PlanModule& module = plan->modules[i];
+    module.schema_start = 100 * static_cast<int32_t>(i + 1);
+    size_t& rows = expected[module.schema_start];
+    rows = static_cast<size_t>(module.num_tokens());
+    for (const pml::ContextItem& item : module.context) {
+      rows += item.module < 0 ? item.tokens.size() : 0;
+    }
+    for (const pml::Piece& text : module.placeholders) {
+      rows += text.tokens.size();
+    }
+  }
+  Runner run(plan, {}, 5);
+  std::map<int32_t, size_t> seen;
+  run.backend().SetHook([&](std::span<const RowGroup> groups) {
+    for (const RowGroup& group : groups) {
+      seen[group.embedding_position_offset] += group.tokens.size();
+    }
+    return absl::OkStatus();
+  });
+  run.EncodeAll();
+  expected[0] = seen[0];
+  EXPECT_GT(seen[0], 0u);  // the prompt's own text
+  EXPECT_EQ(seen, expected);
+}
 
 TEST(PlanExecutionTest, AnExactPlanEqualsFullAttention) {
   const auto plan = PlanBuilder::Exact(3);

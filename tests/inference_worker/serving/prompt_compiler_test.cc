@@ -71,6 +71,30 @@ TEST_F(PromptCompilerTest, KeepsSchemasAndPrompts) {
   EXPECT_EQ(source_.fetches, 1);
 }
 
+TEST_F(PromptCompilerTest, WithoutALayoutItIsTheModelsDefault) {
+  const PromptForm form = PmlText{"<prompt schema=\"s\"><n/>x</prompt>"};
+  const auto prompt = compiler_->Compile(form, std::nullopt);
+  PC_ASSERT_OK(prompt);
+  EXPECT_EQ((*prompt)->plan->layout, pml::Layout::kCompact);
+
+  PromptCompiler::Options options;
+  options.context_length = 1000;
+  options.identity.absolute_positions = true;
+  PromptCompiler bound(options, &tokenizer_, *ChatTemplate::FromName("chatml"),
+                       &source_);
+  for (const std::optional<pml::Layout> layout :
+       {std::optional<pml::Layout>(), std::optional(pml::Layout::kSchema)}) {
+    const auto placed = bound.Compile(form, layout);
+    PC_ASSERT_OK(placed);
+    EXPECT_EQ((*placed)->plan->layout, pml::Layout::kSchema);
+    EXPECT_NE((*placed)->identities.back().key,
+              (*prompt)->identities.back().key);
+  }
+  EXPECT_THAT(bound.Compile(form, pml::Layout::kCompact),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("learned absolute positions")));
+}
+
 TEST_F(PromptCompilerTest, DropsThePromptsNotUsedForLongest) {
   const auto first = *Pml("1");
   Pml("2").status().IgnoreError();

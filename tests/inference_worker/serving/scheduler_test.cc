@@ -160,6 +160,24 @@ TEST_F(SchedulerTest, ALastTokenComputedAnewCountsAsRead) {
   EXPECT_EQ(usage.fresh_tokens, 6u);
 }
 
+TEST_F(SchedulerTest, AModelThatMustNotReuseAnswersWithoutTheCacheAndSaysSo) {
+  options_.no_reuse = "it turns with the length";
+  Start();
+  const auto plan = PlanBuilder::Random(5);
+  ASSERT_FALSE(plan->modules.empty());
+  auto sink = Run(Request(plan));
+  PC_EXPECT_OK(sink->status());
+  EXPECT_EQ(sink->tokens(), ExpectedTokens(*plan, false, 6));
+  EXPECT_THAT(sink->completed().notices,
+              ElementsAre("it turns with the length"));
+  GenerationRequest warm = Request(plan);
+  warm.warm = true;
+  EXPECT_THAT(Run(std::move(warm))->status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       HasSubstr("it turns with the length")));
+  EXPECT_EQ(cache_.counters().acquires, 0u);
+}
+
 TEST_F(SchedulerTest, ReadOnlyEncodesNothingIntoTheCache) {
   Start();
   const auto plan = PlanBuilder::Exact(7);
@@ -537,6 +555,17 @@ TEST_F(SchedulerTest, WarmingEncodesModulesAndNothingElse) {
   EXPECT_TRUE(cache_.committed()[1].pin);
   auto again = Run(request);
   EXPECT_THAT(again->completed().modules, Each(StateSource::kRead));
+  EXPECT_THAT(cache_.policy_changes(), IsEmpty());
+  request.set_policies = true;
+  Run(request);
+  // Sent after the sink was told.
+  for (int i = 0; i < 2000 && cache_.policy_changes().empty(); ++i) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  ASSERT_EQ(cache_.policy_changes().size(), 2u);
+  EXPECT_EQ(cache_.policy_changes()[1].key, request.prompt->identities[1].key);
+  EXPECT_EQ(cache_.policy_changes()[1].ttl, absl::Seconds(7));
+  EXPECT_TRUE(cache_.policy_changes()[1].pin);
   cache_.SetDown(true);
   EXPECT_THAT(Run(request)->status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
