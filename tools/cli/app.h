@@ -40,6 +40,7 @@ void AddWarm(CLI::App* app, const Globals* globals, Action* action);
 void AddCache(CLI::App* app, const Globals* globals, Action* action);
 void AddPml(CLI::App* app, const Globals* globals, Action* action);
 void AddCheck(CLI::App* app, const Globals* globals, Action* action);
+void AddVerify(CLI::App* app, const Globals* globals, Action* action);
 void AddModel(CLI::App* app, const Globals* globals, Action* action);
 
 }  // namespace promptcache::cli

@@ -153,12 +153,15 @@ std::vector<CaseResult> CheckRunner::RunFile(const std::string& path,
       return {{"file", named ? "not a file of vectors: none of the fields by "
                                "which one is recognised"
                              : "no fields by which vectors are recognised"}};
-    case VectorKind::kFolderLogits:
-      return AllFail(file, "this build cannot run vectors of this format");
     default:
       break;
   }
   const std::string model = ModelFor(path, root);
+  if (file.kind == VectorKind::kFolderLogits) {
+    auto results = RunText(VectorKind::kLogits, *text, model);
+    if (results.ok()) return *std::move(results);
+    return AllFail(file, Message(results.status()));
+  }
   auto results = RunText(file.kind, *text, model);
   if (results.ok() && !results->empty()) return *std::move(results);
   // Refused as a whole, for one bad case maybe: each on its own.

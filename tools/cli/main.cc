@@ -59,6 +59,7 @@ int main(int argc, char** argv) {
   AddCache(&app, &globals, &action);
   AddPml(&app, &globals, &action);
   AddCheck(&app, &globals, &action);
+  AddVerify(&app, &globals, &action);
   AddModel(&app, &globals, &action);
   try {
     app.parse(argc, argv);
