@@ -14,7 +14,26 @@ namespace {
 
 constexpr double kTurn = 2 * std::numbers::pi;
 
-absl::Status CheckScaling(const RopeScaling& s) {
+absl::Status CheckDivisors(const RopeConfig& rope) {
+  bool sane = rope.scaling.divisors.size() == rope.dims / 2;
+  for (const float d : rope.scaling.divisors) {
+    sane = sane && std::isfinite(d) && d > 0;
+  }
+  if (sane) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("RoPE scaling: ", rope.scaling.divisors.size(),
+                   " divisors, must be ", rope.dims / 2, " positive numbers"));
+}
+
+// Computed by who made the file; LongRoPE has them only so.
+bool HasDivisors(const RopeScaling& s) {
+  return s.kind == RopeScalingKind::kLongRope ||
+         (s.kind == RopeScalingKind::kLlama3 && !s.divisors.empty());
+}
+
+absl::Status CheckScaling(const RopeConfig& rope) {
+  const RopeScaling& s = rope.scaling;
+  if (HasDivisors(s)) return CheckDivisors(rope);
   const bool stretched =
       s.kind == RopeScalingKind::kLlama3 || s.kind == RopeScalingKind::kYarn;
   bool sane = std::isfinite(s.factor) && s.factor > 0 &&
@@ -35,9 +54,14 @@ absl::Status CheckScaling(const RopeScaling& s) {
       " and ", s.beta_slow, ", attention factor ", s.attention_factor));
 }
 
+void Divide(const RopeScaling& s, std::vector<double>& inv_freq) {
+  for (size_t i = 0; i < inv_freq.size(); ++i) inv_freq[i] /= s.divisors[i];
+}
+
 // Frequencies that turn less than low_freq_factor times within the original
 // context are divided, those of more than high_freq_factor turns kept.
 void ScaleLlama3(const RopeScaling& s, std::vector<double>& inv_freq) {
+  if (!s.divisors.empty()) return Divide(s, inv_freq);
   for (double& f : inv_freq) {
     const double turns = s.original_context * f / kTurn;
     const double kept =
@@ -84,7 +108,7 @@ absl::StatusOr<Rotation> RotationOf(const ModelConfig& config, bool local) {
   Rotation rotation = {.inv_freq =
                            cpu::RopeTable::PlainFrequencies(theta, rope.dims)};
   if (local) return rotation;
-  PC_RETURN_IF_ERROR(CheckScaling(rope.scaling));
+  PC_RETURN_IF_ERROR(CheckScaling(rope));
   switch (rope.scaling.kind) {
     case RopeScalingKind::kNone:
       break;
@@ -101,8 +125,12 @@ absl::StatusOr<Rotation> RotationOf(const ModelConfig& config, bool local) {
     case RopeScalingKind::kDynamicNtk:
       break;  // plain within the original context: UsableContext
     case RopeScalingKind::kLongRope:
-      return absl::InvalidArgumentError(
-          "RoPE scaling longrope is not supported");
+      // Of requests within the original context: UsableContext.
+      Divide(rope.scaling, rotation.inv_freq);
+      if (rope.scaling.attention_factor > 0) {
+        rotation.factor = rope.scaling.attention_factor;
+      }
+      break;
   }
   return rotation;
 }

@@ -110,6 +110,24 @@ TEST(RotationTest, YarnRampsOverPairsAndMultipliesCosAndSin) {
             1.5);
 }
 
+TEST(RotationTest, DivisorsStandForTheFormula) {
+  std::vector<float> divisors;
+  for (int i = 0; i < 16; ++i)
+    divisors.push_back(1 + 0.5f * static_cast<float>(i));
+  for (const RopeScalingKind kind :
+       {RopeScalingKind::kLlama3, RopeScalingKind::kLongRope}) {
+    const bool long_rope = kind == RopeScalingKind::kLongRope;
+    const Rotation rotation =
+        RotationFor({.kind = kind,
+                     .attention_factor = long_rope ? 1.25f : 0.0f,
+                     .divisors = divisors});
+    for (size_t i = 0; i < 16; ++i) {
+      EXPECT_DOUBLE_EQ(rotation.inv_freq[i], Plain(i) / divisors[i]);
+    }
+    EXPECT_EQ(rotation.factor, long_rope ? 1.25 : 1.0);
+  }
+}
+
 TEST(RotationTest, LocalLayersHaveTheirOwnBaseUnscaled) {
   ModelConfig config = SmallConfig();
   config.rope.theta = 1000000;
@@ -125,6 +143,9 @@ TEST(RotationTest, LocalLayersHaveTheirOwnBaseUnscaled) {
 TEST(RotationTest, RefusesNumbersThatMakeNoSense) {
   for (const RopeScaling& scaling :
        {RopeScaling{.kind = RopeScalingKind::kLinear, .factor = 0},
+        RopeScaling{.kind = RopeScalingKind::kLongRope, .divisors = {1, 2}},
+        RopeScaling{.kind = RopeScalingKind::kLlama3,
+                    .divisors = std::vector<float>(16, 0.0f)},
         RopeScaling{.kind = RopeScalingKind::kYarn, .factor = 4},
         RopeScaling{.kind = RopeScalingKind::kLlama3,
                     .factor = 8,
