@@ -9,6 +9,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "cache_daemon/registry/module_log.h"
+#include "cache_daemon/registry/sqlite_db.h"
 #include "common/unique_fd.h"
 #include "tests/e2e/node_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -103,6 +105,58 @@ TEST_F(FailureTest, AStoppedWorkersPagesAreNotHandedOut) {
     const v1::TierStats tier = DeviceTier();
     return tier.reserved_bytes() == 0 && tier.quarantined_bytes() == 0;
   }));
+}
+
+size_t NumModulesOnDisk(const std::string& registry_path) {
+  auto db = daemon::SqliteDb::Open(registry_path);
+  if (!db.ok()) return 0;
+  auto modules = daemon::ModuleLog::Load(&*db);
+  return modules.ok() ? modules->size() : 0;
+}
+
+TEST_F(FailureTest, WorkersGoOnWithoutTheDaemonAndAttachAgain) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->PutSchema(SmallSchema("lib")));
+  const Answer before = worker->Generate(Request(kPrompt));
+  PC_ASSERT_OK(before.status);
+  // What the daemon knows goes to disk a moment later, off the request path.
+  ASSERT_TRUE(Eventually(absl::Seconds(20), [&] {
+    return NumModulesOnDisk(dir() + "/registry.db") == Modules(false).size();
+  }));
+  PC_ASSERT_OK(daemon().Signal(SIGKILL));
+  ASSERT_TRUE(
+      Eventually(absl::Seconds(10), [&] { return !daemon().Running(); }));
+  const Answer alone = worker->Generate(Request(kPrompt));
+  PC_ASSERT_OK(alone.status);
+  EXPECT_EQ(alone.usage().cached_tokens(), 0u);
+  EXPECT_EQ(alone.completed.logits_sha256(), before.completed.logits_sha256());
+  EXPECT_FALSE(alone.completed.notices().empty());
+
+  StartDaemon();
+  WaitAttached(worker.get());
+  auto schemas = worker->ListSchemas();
+  PC_ASSERT_OK(schemas);
+  ASSERT_EQ(schemas->schemas_size(), 1);
+  EXPECT_EQ(schemas->schemas(0).name(), "lib");
+  const std::vector<v1::Module> known = Modules(/*include_absent=*/true);
+  ASSERT_FALSE(known.empty());
+  for (const auto& module : known) {
+    EXPECT_EQ(module.absence(), v1::MISS_REASON_NOT_RESIDENT);
+  }
+  const Answer again = worker->Generate(Request(kPrompt));
+  PC_ASSERT_OK(again.status);
+  EXPECT_EQ(again.usage().created_tokens(), before.usage().created_tokens());
+  EXPECT_EQ(again.completed.logits_sha256(), before.completed.logits_sha256());
+  for (const auto& span : again.started.spans()) {
+    if (span.cached()) {
+      EXPECT_EQ(span.miss_reason(), v1::MISS_REASON_NOT_RESIDENT);
+    }
+  }
+  const Answer cached = worker->Generate(Request(kPrompt));
+  EXPECT_EQ(cached.usage().cached_tokens(), before.usage().created_tokens());
 }
 
 TEST_F(FailureTest, AWorkerStartsWithoutADaemon) {
