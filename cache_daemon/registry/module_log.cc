@@ -76,6 +76,8 @@ absl::StatusOr<std::unique_ptr<ModuleLog>> ModuleLog::Create(
   PC_ASSIGN_OR_RETURN(SqliteDb db, SqliteDb::Open(path));
   // A lost tail of modules only costs encoding them again: no fsync a batch.
   PC_RETURN_IF_ERROR(db.Exec("PRAGMA synchronous=NORMAL"));
+  // Nobody waits for this thread: rather late than a batch lost to a lock.
+  PC_RETURN_IF_ERROR(db.Exec("PRAGMA busy_timeout=60000"));
   std::unique_ptr<ModuleLog> log(new ModuleLog(options, std::move(db)));
   log->thread_ = std::thread([raw = log.get()] { raw->Run(); });
   return log;
