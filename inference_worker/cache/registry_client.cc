@@ -1,8 +1,10 @@
 #include "inference_worker/cache/registry_client.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/rpc/endpoints.h"
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
@@ -14,6 +16,7 @@ namespace {
 
 // Above the largest schema with its policies.
 constexpr int kMaxMessageBytes = 16 << 20;
+constexpr absl::Duration kMaxReconnectBackoff = absl::Milliseconds(500);
 
 class GrpcRegistryClient final : public RegistryClient {
  public:
@@ -24,7 +27,9 @@ class GrpcRegistryClient final : public RegistryClient {
     // A restarted daemon is found soon, not after gRPC's usual minutes.
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
     args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
-    args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+    args.SetInt(
+        GRPC_ARG_MAX_RECONNECT_BACKOFF_MS,
+        static_cast<int>(absl::ToInt64Milliseconds(kMaxReconnectBackoff)));
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     stub_ = node::v1::NodeService::NewStub(
         grpc::CreateCustomChannel(rpc::UnixTarget(options.socket_path),
@@ -66,11 +71,23 @@ class GrpcRegistryClient final : public RegistryClient {
                                                           const Request&,
                                                           Response*),
       const Request& request) {
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + options_.timeout));
     Response response;
-    const absl::Status status = rpc::FromGrpcStatus(
-        (stub_.get()->*method)(&context, request, &response));
+    const auto attempt = [&](bool wait, absl::Duration timeout) {
+      grpc::ClientContext context;
+      context.set_wait_for_ready(wait);
+      context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+      return rpc::FromGrpcStatus(
+          (stub_.get()->*method)(&context, request, &response));
+    };
+    absl::Status status = attempt(/*wait=*/false, options_.timeout);
+    if (absl::IsUnavailable(status)) {
+      // The channel may still be backing off from a daemon that is back by now
+      // (the session attaches over another one): give it one more round.
+      const absl::Status again = attempt(
+          /*wait=*/true, std::min(options_.timeout, 2 * kMaxReconnectBackoff));
+      // Nobody came: the first answer says why.
+      if (!absl::IsDeadlineExceeded(again)) status = again;
+    }
     if (status.ok()) return response;
     if (absl::IsUnavailable(status)) {
       return absl::UnavailableError(
