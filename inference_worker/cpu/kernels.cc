@@ -13,6 +13,7 @@
 #include "glog/logging.h"
 #include "inference_worker/cpu/attention_plan.h"
 #include "inference_worker/cpu/isa_kernels.h"
+#include "inference_worker/cpu/quant_kernels.h"
 
 namespace promptcache::worker::cpu {
 namespace {
@@ -20,11 +21,6 @@ namespace {
 constexpr size_t kScratchAlignment = 4096;
 // Elements below which element-wise work is not worth a parallel region.
 constexpr size_t kMinElementsPerThread = 8192;
-// A GEMM task's multiplications with weights in cache, and the bytes of
-// weights it reads: below either, more tasks cost more than they balance.
-constexpr uint64_t kMinTaskProducts = 2 << 20;
-constexpr uint64_t kMinTaskWeightBytes = 128 << 10;
-constexpr uint64_t kMaxTasksPerThread = 16;
 
 bool ProcessorHasAvx2() {
 #if defined(__x86_64__)
@@ -40,6 +36,22 @@ bool ProcessorHasAvx512() {
          __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512dq") && ProcessorHasAvx2();
+#else
+  return false;
+#endif
+}
+
+bool ProcessorHasAvx512Vnni() {
+#if defined(__x86_64__)
+  return ProcessorHasAvx512() && __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
+bool ProcessorHasF16c() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("f16c");
 #else
   return false;
 #endif
@@ -93,39 +105,22 @@ std::vector<Variant> Variants() {
   return variants;
 }
 
-size_t RoundUp(size_t value, size_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
+// The fastest of those that run on every processor that runs `isa`, and on this
+// one. Those with vector instructions give the same bits.
+const QuantKernels* QuantKernelsFor(const IsaKernels* isa) {
+  if (isa == PortableKernels()) return PortableQuantKernels();
+  if (isa != Avx2Kernels() && Avx512VnniQuantKernels() != nullptr &&
+      ProcessorHasAvx512Vnni()) {
+    return Avx512VnniQuantKernels();
+  }
+  if (Avx2QuantKernels() != nullptr && ProcessorHasF16c()) {
+    return Avx2QuantKernels();
+  }
+  return PortableQuantKernels();
 }
 
-// How a GEMM is cut: blocks of rows times runs of panels.
-struct GemmGrid {
-  uint32_t block_rows = 0;
-  size_t num_blocks = 0;
-  size_t num_runs = 0;  // of panels, in each block
-};
-
-GemmGrid CutGemm(const IsaKernels& isa, const PackedMatrix& weights,
-                 size_t num_rows, uint32_t num_threads) {
-  GemmGrid grid;
-  const size_t blocks = (num_rows + isa.block_rows - 1) / isa.block_rows;
-  grid.block_rows = static_cast<uint32_t>(std::min<size_t>(
-      isa.block_rows,
-      RoundUp((num_rows + blocks - 1) / blocks, isa.tile_rows)));
-  grid.num_blocks = (num_rows + grid.block_rows - 1) / grid.block_rows;
-  const uint64_t products =
-      uint64_t{num_rows} * weights.num_rows() * weights.num_cols();
-  const uint64_t wanted = std::max(products / kMinTaskProducts,
-                                   weights.num_bytes() / kMinTaskWeightBytes);
-  const uint64_t tasks = std::clamp<uint64_t>(wanted, num_threads,
-                                              num_threads * kMaxTasksPerThread);
-  // A multiple of the threads, so that equal shares are equal work.
-  const size_t runs = RoundUp((tasks + grid.num_blocks - 1) / grid.num_blocks,
-                              grid.num_blocks == 1 ? num_threads : 1);
-  // Kernels read up to 4 panels side by side.
-  const size_t most = std::max<size_t>(
-      weights.num_panels() / 8, std::min(num_threads, weights.num_panels()));
-  grid.num_runs = std::clamp<size_t>(runs, 1, most);
-  return grid;
+size_t RoundUp(size_t value, size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
 }
 
 }  // namespace
@@ -163,6 +158,7 @@ std::vector<std::string> Kernels::Runnable() {
 
 Kernels::Kernels(const IsaKernels* isa, uint32_t num_threads)
     : isa_(isa),
+      quant_(QuantKernelsFor(isa)),
       name_(isa->name),
       pool_(num_threads),
       thread_states_(pool_.num_threads()),
@@ -179,61 +175,6 @@ absl::Status Kernels::ReserveScratch(size_t bytes_per_thread) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<PackedMatrix> Kernels::Pack(uint32_t num_rows, uint32_t num_cols,
-                                           PackedMatrix::RowProvider provider) {
-  PC_RETURN_IF_ERROR(
-      ReserveScratch(isa_->prepared_bytes(isa_->block_rows, num_cols)));
-  return PackedMatrix::Pack(num_rows, num_cols, isa_->layout, isa_->panel_cols,
-                            provider, &pool_);
-}
-
-void Kernels::Gemm(const float* a, size_t a_stride, size_t num_rows,
-                   const PackedMatrix& weights, float* c, size_t c_stride,
-                   const GemmExtras& extras) {
-  if (num_rows == 0) return;
-  const GemmGrid grid = CutGemm(*isa_, weights, num_rows, num_threads());
-  const uint32_t depth = weights.num_cols();
-  const bool prepare = isa_->prepared_bytes(1, depth) > 0;
-  CHECK_LE(isa_->prepared_bytes(grid.block_rows, depth), scratch_bytes_);
-  for (ThreadState& state : thread_states_) state.prepared_block = SIZE_MAX;
-  pool_.ParallelFor(grid.num_blocks * grid.num_runs, [&](size_t task,
-                                                         uint32_t thread) {
-    const size_t block_index = task / grid.num_runs;
-    const size_t run = task % grid.num_runs;
-    const size_t row = block_index * grid.block_rows;
-    const auto rows = static_cast<uint32_t>(
-        std::min<size_t>(grid.block_rows, num_rows - row));
-    GemmBlock block = {.a = a + row * a_stride,
-                       .a_stride = a_stride,
-                       .num_rows = rows,
-                       .depth = depth};
-    if (prepare) {
-      block.a = ScratchOf(thread);
-      if (thread_states_[thread].prepared_block != block_index) {
-        thread_states_[thread].prepared_block = block_index;
-        isa_->prepare_rows(a + row * a_stride, a_stride, rows, depth,
-                           ScratchOf(thread));
-      }
-    }
-    const auto first =
-        static_cast<uint32_t>(weights.num_panels() * run / grid.num_runs);
-    const auto last =
-        static_cast<uint32_t>(weights.num_panels() * (run + 1) / grid.num_runs);
-    const size_t col = size_t{first} * weights.panel_cols();
-    block.panels = weights.panel(first);
-    block.panel_elements = weights.panel_elements();
-    block.num_cols = std::min(last * weights.panel_cols(), weights.num_rows()) -
-                     static_cast<uint32_t>(col);
-    block.c = c + row * c_stride + col;
-    block.c_stride = c_stride;
-    if (extras.bias != nullptr) block.bias = extras.bias + col;
-    if (extras.residual != nullptr) {
-      block.residual = extras.residual + row * c_stride + col;
-    }
-    isa_->gemm(block);
-  });
-}
-
 void Kernels::ForRows(size_t num_rows, size_t row_elements,
                       absl::FunctionRef<void(size_t, size_t)> body) {
   const size_t wanted = num_rows * row_elements / kMinElementsPerThread;
@@ -245,17 +186,6 @@ void Kernels::ForRows(size_t num_rows, size_t row_elements,
   pool_.ParallelFor(parts, [&](size_t part, uint32_t) {
     body(num_rows * part / parts, num_rows * (part + 1) / parts);
   });
-}
-
-void Kernels::LookUp(const PackedMatrix& table, std::span<const int32_t> ids,
-                     float* out, size_t out_stride) {
-  // Eight times: elements of a row lie apart.
-  ForRows(
-      ids.size(), size_t{8} * table.num_cols(), [&](size_t first, size_t last) {
-        for (size_t i = first; i < last; ++i) {
-          table.ReadRow(static_cast<uint32_t>(ids[i]), out + i * out_stride);
-        }
-      });
 }
 
 void Kernels::RmsNorm(const float* x, const float* weight, float epsilon,

@@ -12,12 +12,14 @@
 #include "common/kv_view.h"
 #include "inference_worker/cpu/activation.h"
 #include "inference_worker/cpu/packed_matrix.h"
+#include "inference_worker/cpu/quantized_matrix.h"
 #include "inference_worker/cpu/rope_table.h"
 #include "inference_worker/cpu/thread_pool.h"
 
 namespace promptcache::worker::cpu {
 
 struct IsaKernels;
+struct QuantKernels;
 struct AttentionPlan;
 
 // What a GEMM adds to its product, in this order; both optional.
@@ -69,9 +71,10 @@ struct AttentionShape {
   uint32_t window = 0;
 };
 
-// The numeric operations of a transformer on one processor, numerics=exact:
-// bf16 weights and KV, everything else fp32. The instructions are chosen at run
-// time; threads and scratch belong to the object.
+// The numeric operations of a transformer on one processor: bf16 KV and bf16 or
+// quantised weights (numerics exact and fast), everything else fp32. The
+// instructions are chosen at run time; threads and scratch belong to the
+// object.
 //
 // Each row's result has one order of summation, whatever else is computed with
 // it: GEMM sums over depth in order; attention splits a view at fixed token
@@ -108,15 +111,25 @@ class Kernels {
   // longer regions.
   absl::StatusOr<PackedMatrix> Pack(uint32_t num_rows, uint32_t num_cols,
                                     PackedMatrix::RowProvider provider);
+  // The same of weights that stay quantised (numerics=fast).
+  absl::StatusOr<QuantizedMatrix> PackQuantized(
+      uint32_t num_rows, uint32_t num_cols, QuantFormat format,
+      QuantizedMatrix::RowProvider provider);
 
   // C[M, N] = A[M, K] W[N, K]^T + bias + residual. Strides in floats.
   // A must not overlap C.
   void Gemm(const float* a, size_t a_stride, size_t num_rows,
             const PackedMatrix& weights, float* c, size_t c_stride,
             const GemmExtras& extras = {});
+  // With A's rows quantised to 8 bits, 32 elements at a time.
+  void Gemm(const float* a, size_t a_stride, size_t num_rows,
+            const QuantizedMatrix& weights, float* c, size_t c_stride,
+            const GemmExtras& extras = {});
 
   // out[i] = row ids[i] of the matrix, widened. REQUIRES: ids in range.
   void LookUp(const PackedMatrix& table, std::span<const int32_t> ids,
+              float* out, size_t out_stride);
+  void LookUp(const QuantizedMatrix& table, std::span<const int32_t> ids,
               float* out, size_t out_stride);
 
   // out = x / sqrt(mean(x^2) + epsilon) * weight, row by row; rows of `dim`
@@ -141,10 +154,8 @@ class Kernels {
   void Activate(Activation activation, const float* x, const float* up,
                 size_t in_stride, size_t num_rows, size_t dim, float* out);
 
-  // x += y, `count` floats.
+  // x += y; x *= factor; `count` floats.
   void Add(const float* y, size_t count, float* x);
-
-  // x *= factor, `count` floats.
   void Scale(float factor, size_t count, float* x);
 
   // Rotates keys to position - own.position_offset and stores keys and values
@@ -162,17 +173,25 @@ class Kernels {
   struct alignas(64) ThreadState {
     size_t prepared_block = 0;
   };
+  struct GemmWeights;
 
   Kernels(const IsaKernels* isa, uint32_t num_threads);
   absl::Status ReserveScratch(size_t bytes_per_thread);
   std::byte* ScratchOf(uint32_t thread) const {
     return scratch_.data() + thread * scratch_bytes_;
   }
+  void RunGemm(const float* a, size_t a_stride, size_t num_rows,
+               const GemmWeights& weights, float* c, size_t c_stride,
+               const GemmExtras& extras);
+  template <class Table>
+  void LookUpRows(const Table& table, std::span<const int32_t> ids, float* out,
+                  size_t out_stride);
   // body(first_row, last_row), on all threads when it is worth it.
   void ForRows(size_t num_rows, size_t row_elements,
                absl::FunctionRef<void(size_t, size_t)> body);
 
   const IsaKernels* const isa_;
+  const QuantKernels* const quant_;
   const std::string name_;
   ThreadPool pool_;
   size_t scratch_bytes_ = 0;  // per thread, a multiple of a page

@@ -20,6 +20,8 @@ using worker::cpu::AttentionGroup;
 using worker::cpu::AttentionShape;
 using worker::cpu::Kernels;
 using worker::cpu::PackedMatrix;
+using worker::cpu::QuantFormat;
+using worker::cpu::QuantizedMatrix;
 using worker::cpu::RopeTable;
 
 constexpr uint32_t kLayers = 30;
@@ -39,6 +41,9 @@ constexpr Shape kShapes[] = {{"qkv", 960, 576, kLayers},
                              {"gate+up", 3072, 576, kLayers},
                              {"down", 576, 1536, kLayers},
                              {"head", 49152, 576, 1}};
+
+// Of rows with quantised weights; against the peak of unquantised ones.
+const std::string kQuantizedPrefix = "Q4_1 ";
 
 struct Result {
   std::string kernels;
@@ -83,7 +88,9 @@ class Bench {
 
   void Run() {
     for (const Shape& shape : kShapes) RunGemm(shape);
-    AddWholeModel();
+    AddWholeModel("");
+    for (const Shape& shape : kShapes) RunQuantizedGemm(shape);
+    AddWholeModel(kQuantizedPrefix);
     RunAttention("attend decode, 2048 cached", 8, 256, 1);
     RunAttention("attend 64 fresh, 2048 cached", 8, 256, 64);
     RunAttention("attend prefill 512", 0, 0, 512);
@@ -109,11 +116,14 @@ class Bench {
   }
 
   // Weights beyond the second-level cache, as a pass over a model finds them.
+  static size_t NumCopies(size_t bytes) {
+    return std::max<size_t>(1, (size_t{48} << 20) / bytes);
+  }
+
   void RunGemm(const Shape& shape) {
     const size_t bytes = size_t{2} * shape.n * shape.k;
-    const size_t copies = std::max<size_t>(1, (size_t{48} << 20) / bytes);
     std::vector<PackedMatrix> matrices;
-    for (size_t i = 0; i < copies; ++i) {
+    for (size_t i = 0; i < NumCopies(bytes); ++i) {
       matrices.push_back(*kernels_->Pack(
           shape.n, shape.k, [](uint64_t index, std::span<float> row) {
             for (size_t j = 0; j < row.size(); ++j) {
@@ -121,27 +131,56 @@ class Bench {
             }
           }));
     }
+    TimeGemm(shape, shape.name, matrices, bytes);
+  }
+
+  // Of the real model's Q4_1 file: the head is Q8_0.
+  void RunQuantizedGemm(const Shape& shape) {
+    const QuantFormat format =
+        shape.per_pass == 1 ? QuantFormat::kBytes : QuantFormat::kNibblesMin;
+    std::vector<QuantizedMatrix> matrices;
+    do {
+      matrices.push_back(*kernels_->PackQuantized(
+          shape.n, shape.k, format,
+          [](uint64_t index, const QuantizedMatrix::Row& row) {
+            for (size_t j = 0; j < row.codes.size(); ++j) {
+              row.codes[j] = static_cast<uint8_t>((index * 31 + j * 17) % 16);
+            }
+            std::ranges::fill(row.scales, uint16_t{0x2000});
+            std::ranges::fill(row.minima, uint16_t{0xa800});
+          }));
+    } while (matrices.size() < NumCopies(matrices[0].num_bytes()));
+    TimeGemm(shape, kQuantizedPrefix + std::string(shape.name), matrices,
+             matrices[0].num_bytes());
+  }
+
+  template <class Matrix>
+  void TimeGemm(const Shape& shape, const std::string& what,
+                const std::vector<Matrix>& matrices, size_t bytes) {
     for (uint32_t rows : {1u, 8u, 32u, 512u}) {
       if (shape.per_pass == 1 && rows > 8) continue;
-      const std::vector<float> a(size_t{rows} * shape.k, 0.5f);
+      std::vector<float> a(size_t{rows} * shape.k);
+      for (size_t i = 0; i < a.size(); ++i) {
+        a[i] = static_cast<float>(i * 37 % 101) * 0.02f - 1.0f;
+      }
       std::vector<float> c(size_t{rows} * shape.n);
       const double seconds = Time(
           kernels_->num_threads(), settings_.seconds_per_point, [&](size_t i) {
-            kernels_->Gemm(a.data(), shape.k, rows, matrices[i % copies],
-                           c.data(), shape.n);
+            kernels_->Gemm(a.data(), shape.k, rows,
+                           matrices[i % matrices.size()], c.data(), shape.n);
           });
-      Add(shape.name, rows, seconds, 2.0 * rows * shape.n * shape.k,
+      Add(what, rows, seconds, 2.0 * rows * shape.n * shape.k,
           static_cast<double>(bytes), floor_.gemm_flops_per_s);
     }
   }
 
   // A pass's GEMMs; the head for one row.
-  void AddWholeModel() {
+  void AddWholeModel(const std::string& prefix) {
     for (uint32_t rows : {1u, 8u, 32u, 512u}) {
-      Result total = {.what = "all GEMMs of a pass", .rows = rows};
+      Result total = {.what = prefix + "all GEMMs of a pass", .rows = rows};
       for (const Result& result : results_) {
         for (const Shape& shape : kShapes) {
-          if (result.what != shape.name) continue;
+          if (result.what != prefix + shape.name) continue;
           if (result.rows != (shape.per_pass == 1 ? 1 : rows)) continue;
           total.seconds += shape.per_pass * result.seconds;
           total.flops += shape.per_pass * result.flops;

@@ -1,0 +1,269 @@
+#pragma once
+
+// GEMM over quantised panels (quant_format.h): templates over a Simd type with
+// the integer operations of quant_*.cc.
+
+#include "inference_worker/cpu/gemm_inl.h"
+#include "inference_worker/cpu/quant_kernels.h"
+
+namespace promptcache::worker::cpu {
+
+// Bits of 1e-30: what is smaller counts as zero, so that no scale overflows.
+inline constexpr int32_t kTinyBits = 0x0da24260;
+
+namespace {
+
+inline void QuantizeZeros(int8_t* codes, float* scale, int32_t* sum) {
+  std::memset(codes, 0, kQuantDepth);
+  *scale = 0;
+  *sum = 0;
+}
+
+}  // namespace
+
+// Activations of kTileRows rows at a time, [tile][block]: codes [row][32],
+// scales [row], corrections [row]: scale times the codes' sum for weights with
+// minima, else -zero times their sum as an integer.
+template <class S>
+struct QuantRows {
+  static void Prepare(const float* a, size_t a_stride, uint32_t num_rows,
+                      uint32_t depth, QuantFormat weights, void* out) {
+    auto* at = static_cast<std::byte*>(out);
+    const uint32_t num_blocks = depth / kQuantDepth;
+    for (uint32_t first = 0; first < num_rows; first += S::kTileRows) {
+      const uint32_t left = num_rows - first;
+      const uint32_t rows = left < S::kTileRows ? left : S::kTileRows;
+      for (uint32_t b = 0; b < num_blocks; ++b) {
+        for (uint32_t r = 0; r < rows; ++r) {
+          const float* x = a + (first + r) * a_stride + size_t{b} * kQuantDepth;
+          PrepareBlock(x, rows, r, weights, at);
+        }
+        at += rows * kPreparedQuantBytes;
+      }
+    }
+  }
+
+  static void PrepareBlock(const float* x, uint32_t rows, uint32_t row,
+                           QuantFormat weights, std::byte* block) {
+    float scale;
+    int32_t sum;
+    S::Quantize(x, reinterpret_cast<int8_t*>(block) + row * kQuantDepth, &scale,
+                &sum);
+    std::byte* const scales = block + rows * kQuantDepth;
+    std::byte* const corrections = scales + rows * sizeof(float);
+    std::memcpy(scales + row * sizeof(float), &scale, sizeof(scale));
+    if (HasMinimum(weights)) {
+      const float correction = scale * static_cast<float>(sum);
+      std::memcpy(corrections + row * sizeof(float), &correction,
+                  sizeof(correction));
+    } else {
+      const int32_t correction = -ZeroCode(weights) * sum;
+      std::memcpy(corrections + row * sizeof(float), &correction,
+                  sizeof(correction));
+    }
+  }
+};
+
+template <class S, QuantFormat kFormat>
+struct QuantGemm {
+  using F = typename S::F;
+  using Sum = typename S::Sum;
+  // Vectors of columns in a panel.
+  static constexpr uint32_t kPerPanel = kQuantCols / S::kLanes;
+  static constexpr size_t kVectorBytes = 4 * S::kLanes;  // of a line of codes
+  static constexpr size_t kLineBytes = 4 * kQuantCols;
+  static constexpr uint32_t kLines = CodeBytes(kFormat) / kLineBytes;
+
+  // kRows rows (a whole tile of the prepared block, at `a`) times kVectors
+  // adjacent vectors of columns, the first of them `vector`.
+  template <int kRows, int kVectors>
+  static void Tile(const GemmBlock& block, const std::byte* a, size_t row,
+                   uint32_t vector) {
+    F sums[kRows][kVectors];
+    PROMPTCACHE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      PROMPTCACHE_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = S::Zero();
+    }
+    const uint32_t num_blocks = block.depth / kQuantDepth;
+    const size_t stride = block.panel_elements * sizeof(uint16_t);
+    const auto* const panel = reinterpret_cast<const std::byte*>(block.panels) +
+                              vector / kPerPanel * stride;
+    const std::byte* codes = panel + vector % kPerPanel * kVectorBytes;
+    const std::byte* scales = panel + num_blocks * CodeBytes(kFormat) +
+                              vector % kPerPanel * (kVectorBytes / 2);
+    for (uint32_t b = 0; b < num_blocks; ++b) {
+      if constexpr (kRows <= 4) Prefetch<kVectors>(codes, stride);
+      Block<kRows, kVectors>(codes, scales, stride, a, sums);
+      codes += CodeBytes(kFormat);
+      scales += ScaleBytes(kFormat);
+      a += kRows * kPreparedQuantBytes;
+    }
+    PROMPTCACHE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      PROMPTCACHE_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        const size_t col = (vector + v) * size_t{S::kLanes};
+        if (col < block.num_cols) {
+          StoreColumns<S>(block, row + r, col, &sums[r][v], 1);
+        }
+      }
+    }
+  }
+
+  // Where vector v of the tile lies, behind its first one.
+  static constexpr size_t Offset(int v, size_t stride, size_t vector_bytes) {
+    return v / kPerPanel * stride + v % kPerPanel * vector_bytes;
+  }
+
+  template <int kRows, int kVectors>
+  static inline __attribute__((always_inline)) void Block(
+      const std::byte* codes, const std::byte* scales, size_t stride,
+      const std::byte* a, F (&sums)[kRows][kVectors]) {
+    const std::byte* const a_scales = a + kRows * kQuantDepth;
+    const std::byte* const corrections = a_scales + kRows * sizeof(float);
+    Sum dots[kRows][kVectors];
+    PROMPTCACHE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      PROMPTCACHE_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        dots[r][v] =
+            S::template Start<kFormat>(corrections + r * sizeof(int32_t));
+      }
+    }
+    PROMPTCACHE_UNROLL
+    for (uint32_t line = 0; line < kLines; ++line) {
+      PROMPTCACHE_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        const std::byte* const at =
+            codes + Offset(v, stride, kVectorBytes) + line * kLineBytes;
+        if constexpr (HasNibbles(kFormat)) {
+          const auto low = S::LowNibbles(at);
+          PROMPTCACHE_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            dots[r][v] =
+                S::StepNibbles(dots[r][v], low, a + r * kQuantDepth + line * 8);
+          }
+          const auto high = S::HighNibbles(at);
+          PROMPTCACHE_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            dots[r][v] = S::StepNibbles(dots[r][v], high,
+                                        a + r * kQuantDepth + line * 8 + 4);
+          }
+        } else {
+          const auto bytes = S::LoadBytes(at);
+          PROMPTCACHE_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            dots[r][v] =
+                S::StepBytes(dots[r][v], bytes, a + r * kQuantDepth + line * 4);
+          }
+        }
+      }
+    }
+    PROMPTCACHE_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::byte* const at = scales + Offset(v, stride, kVectorBytes / 2);
+      const F scale = S::LoadHalf(at);
+      F minimum = S::Zero();
+      if constexpr (HasMinimum(kFormat)) {
+        minimum = S::LoadHalf(at + ScaleBytes(kFormat) / 2);
+      }
+      PROMPTCACHE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        if constexpr (HasMinimum(kFormat)) {
+          sums[r][v] =
+              S::Fma(minimum, S::Set1At(corrections + r * 4), sums[r][v]);
+        }
+        const F dot = S::template Finish<kFormat>(
+            dots[r][v], corrections + r * sizeof(int32_t));
+        sums[r][v] =
+            S::Fma(dot, S::Mul(scale, S::Set1At(a_scales + r * 4)), sums[r][v]);
+      }
+    }
+  }
+
+  // Few rows: reading the weights is all there is to do.
+  template <int kVectors>
+  static void Prefetch(const std::byte* codes, size_t stride) {
+    PROMPTCACHE_UNROLL
+    for (int v = 0; v < kVectors; v += kPerPanel) {
+      PROMPTCACHE_UNROLL
+      for (uint32_t line = 0; line < kLines; ++line) {
+        __builtin_prefetch(codes + Offset(v, stride, kVectorBytes) +
+                           line * kLineBytes + kPrefetchBytes);
+      }
+    }
+  }
+
+  template <int kRows, int kVectors>
+  static void Vectors(const GemmBlock& block, const std::byte* a, size_t row,
+                      uint32_t vector, uint32_t end) {
+    for (; vector + kVectors <= end; vector += kVectors) {
+      Tile<kRows, kVectors>(block, a, row, vector);
+    }
+    for (; vector < end; ++vector) Tile<kRows, 1>(block, a, row, vector);
+  }
+
+  // The last rows, fewer than a tile: as many vectors side by side as their
+  // sums leave registers for.
+  template <int kRows>
+  static void RowTail(const GemmBlock& block, const std::byte* a, size_t row,
+                      uint32_t vector, uint32_t end) {
+    if constexpr (kRows > 0) {
+      if (block.num_rows - row == kRows) {
+        constexpr int kFit = S::kQuantSums / kRows;
+        constexpr int kVectors = kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+        return Vectors<kRows, kVectors>(block, a, row, vector, end);
+      }
+      RowTail<kRows - 1>(block, a, row, vector, end);
+    }
+  }
+
+  static void Gemm(const GemmBlock& block) {
+    constexpr int kRows = S::kTileRows;
+    const auto* const a = static_cast<const std::byte*>(block.a);
+    // Whole panels: columns beyond num_cols are computed and not written.
+    const uint32_t num_vectors =
+        (block.num_cols + kQuantCols - 1) / kQuantCols * kPerPanel;
+    const uint32_t whole = block.num_rows / kRows * kRows;
+    const size_t row_bytes = block.depth / kQuantDepth * kPreparedQuantBytes;
+    if (whole == 0) return RowTail<kRows - 1>(block, a, 0, 0, num_vectors);
+    constexpr int kVectors = S::kQuantSums / kRows;
+    static_assert(kVectors >= 1);
+    const uint32_t paired = num_vectors / kVectors * kVectors;
+    for (uint32_t v = 0; v < num_vectors;) {
+      const uint32_t count = v < paired ? kVectors : 1;
+      for (uint32_t row = 0; row < whole; row += kRows) {
+        if (count == kVectors) {
+          Tile<kRows, kVectors>(block, a + row * row_bytes, row, v);
+        } else {
+          Tile<kRows, 1>(block, a + row * row_bytes, row, v);
+        }
+      }
+      if (whole < block.num_rows) {
+        RowTail<kRows - 1>(block, a + whole * row_bytes, whole, v, v + count);
+      }
+      v += count;
+    }
+  }
+
+  static constexpr size_t kPrefetchBytes = 2048;
+};
+
+template <class S>
+constexpr QuantKernels MakeQuantKernels(const char* name, uint32_t block_rows) {
+  QuantKernels kernels = {};
+  kernels.name = name;
+  kernels.block_rows = block_rows;
+  kernels.tile_rows = S::kTileRows;
+  kernels.prepare_rows = QuantRows<S>::Prepare;
+  kernels.gemm[static_cast<int>(QuantFormat::kNibbles)] =
+      QuantGemm<S, QuantFormat::kNibbles>::Gemm;
+  kernels.gemm[static_cast<int>(QuantFormat::kNibblesMin)] =
+      QuantGemm<S, QuantFormat::kNibblesMin>::Gemm;
+  kernels.gemm[static_cast<int>(QuantFormat::kBytes)] =
+      QuantGemm<S, QuantFormat::kBytes>::Gemm;
+  return kernels;
+}
+
+}  // namespace promptcache::worker::cpu
