@@ -39,3 +39,8 @@ if(PROMPTCACHE_SANITIZE)
     add_compile_options(-fno-sanitize-recover=undefined)
   endif()
 endif()
+
+# Coverage for libFuzzer everywhere; its main only where a program asks for it.
+if(PROMPTCACHE_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
