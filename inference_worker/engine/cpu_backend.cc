@@ -95,7 +95,8 @@ class CpuBackend final : public Backend {
                 .num_kv_heads = config.num_kv_heads,
                 .head_dim = config.head_dim,
                 .page_tokens = page_tokens},
-        numerics_(absl::StrCat("exact/", kernels->name())),
+        numerics_(absl::StrCat(weights.quantized ? "fast/" : "exact/",
+                               kernels->name())),
         kernels_(std::move(kernels)),
         activation_(ActivationOf(config)),
         context_length_(UsableContext(config)),
@@ -252,7 +253,7 @@ void CpuBackend::DescribePass(std::span<const RowGroup> groups) {
 }
 
 void CpuBackend::Embed(size_t num_rows) {
-  kernels_->LookUp(weights_.embedding, ids_, act_.residual, hidden_dim());
+  weights_.embedding.LookUp(*kernels_, ids_, act_.residual, hidden_dim());
   if (config_.embedding_scale != 1) {
     kernels_->Scale(config_.embedding_scale, num_rows * hidden_dim(),
                     act_.residual);
@@ -260,9 +261,9 @@ void CpuBackend::Embed(size_t num_rows) {
   if (weights_.positions.num_rows() == 0) return;
   for (size_t row = 0; row < num_rows; row += kBlockRows) {
     const size_t rows = std::min(kBlockRows, num_rows - row);
-    kernels_->LookUp(weights_.positions,
-                     std::span(table_rows_).subspan(row, rows), act_.normed,
-                     hidden_dim());
+    weights_.positions.LookUp(*kernels_,
+                              std::span(table_rows_).subspan(row, rows),
+                              act_.normed, hidden_dim());
     kernels_->Add(act_.normed, rows * hidden_dim(),
                   act_.residual + row * hidden_dim());
   }
@@ -312,8 +313,9 @@ void CpuBackend::RunLayer(uint32_t index, size_t num_rows) {
 void CpuBackend::ProjectQkv(const CpuLayerWeights& layer, const float* residual,
                             size_t num_rows, float* qkv) {
   Normalize(layer.attention_norm, residual, num_rows, act_.normed);
-  kernels_->Gemm(act_.normed, hidden_dim(), num_rows, layer.qkv.weights, qkv,
-                 qkv_dim(), {.bias = DataOrNull(layer.qkv.bias)});
+  layer.qkv.weights.Multiply(*kernels_, act_.normed, hidden_dim(), num_rows,
+                             qkv, qkv_dim(),
+                             {.bias = DataOrNull(layer.qkv.bias)});
   if (layer.query_norm.empty()) return;
   kernels_->RmsNormHeads(layer.query_norm.data(), config_.norm_epsilon,
                          num_rows, qkv_dim(), config_.num_heads,
@@ -328,8 +330,9 @@ void CpuBackend::RunFeedForward(const CpuLayerWeights& layer, float* residual,
                                 size_t num_rows) {
   const bool gated = config_.gated_ffn;
   const size_t width = gated ? 2 * ffn_dim() : ffn_dim();
-  kernels_->Gemm(act_.normed, hidden_dim(), num_rows, layer.gate_up.weights,
-                 act_.gate_up, width, {.bias = DataOrNull(layer.gate_up.bias)});
+  layer.gate_up.weights.Multiply(*kernels_, act_.normed, hidden_dim(), num_rows,
+                                 act_.gate_up, width,
+                                 {.bias = DataOrNull(layer.gate_up.bias)});
   kernels_->Activate(activation_, act_.gate_up,
                      gated ? act_.gate_up + ffn_dim() : nullptr, width,
                      num_rows, ffn_dim(), act_.gated);
@@ -355,12 +358,13 @@ void CpuBackend::AddProduct(const float* a, size_t depth, size_t num_rows,
                             const CpuNorm& post_norm, float* residual) {
   const float* bias = DataOrNull(projection.bias);
   if (post_norm.weight.empty()) {
-    kernels_->Gemm(a, depth, num_rows, projection.weights, residual,
-                   hidden_dim(), {.bias = bias, .residual = residual});
+    projection.weights.Multiply(*kernels_, a, depth, num_rows, residual,
+                                hidden_dim(),
+                                {.bias = bias, .residual = residual});
     return;
   }
-  kernels_->Gemm(a, depth, num_rows, projection.weights, act_.normed,
-                 hidden_dim(), {.bias = bias});
+  projection.weights.Multiply(*kernels_, a, depth, num_rows, act_.normed,
+                              hidden_dim(), {.bias = bias});
   Normalize(post_norm, act_.normed, num_rows, act_.normed);
   kernels_->Add(act_.normed, num_rows * hidden_dim(), residual);
 }
@@ -388,9 +392,9 @@ void CpuBackend::RunHead(std::span<const RowGroup> groups, float* logits) {
 void CpuBackend::ProjectToVocabulary(size_t num_rows, float* logits) {
   if (num_rows == 0) return;
   Normalize(weights_.output_norm, act_.normed, num_rows, act_.normed);
-  kernels_->Gemm(act_.normed, hidden_dim(), num_rows, weights_.head(), logits,
-                 config_.vocab_size,
-                 {.bias = DataOrNull(weights_.output_bias)});
+  weights_.head().Multiply(*kernels_, act_.normed, hidden_dim(), num_rows,
+                           logits, config_.vocab_size,
+                           {.bias = DataOrNull(weights_.output_bias)});
 }
 
 }  // namespace
@@ -411,7 +415,13 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(
                       }));
   PC_ASSIGN_OR_RETURN(PositionTables positions, MakePositionTables(config));
   PC_ASSIGN_OR_RETURN(CpuWeights weights,
-                      LoadCpuWeights(file, *kernels, options.progress));
+                      LoadCpuWeights(file, options.numerics != Numerics::kExact,
+                                     *kernels, options.progress));
+  if (options.numerics == Numerics::kFast && !weights.quantized) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "numerics \"fast\": ", file.path(),
+        " has no matrix of a type that is multiplied as it is; use exact"));
+  }
   return std::make_unique<CpuBackend>(config, options.page_tokens,
                                       std::move(kernels), std::move(positions),
                                       std::move(weights));

@@ -19,10 +19,11 @@ struct Part {
 
 class Loader {
  public:
-  Loader(const ModelFile& file, cpu::Kernels& kernels,
+  Loader(const ModelFile& file, bool fast, cpu::Kernels& kernels,
          const std::function<void(double)>& progress)
       : file_(file),
         config_(file.config()),
+        fast_(fast),
         kernels_(kernels),
         progress_(progress),
         query_dim_(uint64_t{config_.num_heads} * config_.head_dim),
@@ -57,6 +58,7 @@ class Loader {
       PC_ASSIGN_OR_RETURN(CpuLayerWeights layer, Layer(i));
       weights.layers.push_back(std::move(layer));
     }
+    weights.quantized = quantized_;
     return weights;
   }
 
@@ -196,30 +198,20 @@ class Loader {
   }
 
   // The parts one below the other.
-  absl::StatusOr<cpu::PackedMatrix> Matrix(uint32_t layer, uint64_t cols,
-                                           std::initializer_list<Part> parts) {
+  absl::StatusOr<CpuMatrix> Matrix(uint32_t layer, uint64_t cols,
+                                   std::initializer_list<Part> parts) {
     std::vector<TensorView> views;
-    uint64_t num_rows = 0;
     for (const Part& part : parts) {
       PC_ASSIGN_OR_RETURN(TensorView view,
                           Tensor(part.role, layer, part.num_rows, cols));
-      num_rows += view.rows;
       views.push_back(std::move(view));
     }
-    PC_ASSIGN_OR_RETURN(
-        cpu::PackedMatrix packed,
-        kernels_.Pack(static_cast<uint32_t>(num_rows),
-                      static_cast<uint32_t>(cols),
-                      [&views](uint64_t row, std::span<float> out) {
-                        size_t part = 0;
-                        while (row >= views[part].rows) {
-                          row -= views[part++].rows;
-                        }
-                        DequantizeRow(views[part], row, out);
-                      }));
-    done_elements_ += num_rows * cols;
+    CpuMatrix matrix;
+    PC_RETURN_IF_ERROR(matrix.Append(views, fast_, kernels_));
+    quantized_ = quantized_ || matrix.quantized();
+    done_elements_ += matrix.num_rows() * cols;
     Report();
-    return packed;
+    return matrix;
   }
 
   uint64_t NumPositionRows() const {
@@ -247,20 +239,22 @@ class Loader {
 
   const ModelFile& file_;
   const ModelConfig& config_;
+  const bool fast_;
   cpu::Kernels& kernels_;
   const std::function<void(double)>& progress_;
   const uint64_t query_dim_;
   const uint64_t kv_dim_;
   uint64_t all_elements_ = 0;
   uint64_t done_elements_ = 0;
+  bool quantized_ = false;
 };
 
 }  // namespace
 
 absl::StatusOr<CpuWeights> LoadCpuWeights(
-    const ModelFile& file, cpu::Kernels& kernels,
+    const ModelFile& file, bool fast, cpu::Kernels& kernels,
     const std::function<void(double)>& progress) {
-  return Loader(file, kernels, progress).Load();
+  return Loader(file, fast, kernels, progress).Load();
 }
 
 }  // namespace promptcache::worker

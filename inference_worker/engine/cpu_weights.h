@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "inference_worker/cpu/kernels.h"
+#include "inference_worker/engine/cpu_matrix.h"
 #include "inference_worker/model/model_file.h"
 
 namespace promptcache::worker {
@@ -21,7 +22,7 @@ struct CpuNorm {
 };
 
 struct CpuProjection {
-  cpu::PackedMatrix weights;
+  CpuMatrix weights;
   std::vector<float> bias;  // empty: none
 };
 
@@ -38,26 +39,27 @@ struct CpuLayerWeights {
   CpuNorm post_ffn_norm;          // [hidden], or none
 };
 
-// A model's weights as bf16 panels for one set of kernels; norms and biases in
-// fp32.
+// A model's weights packed for one set of kernels; norms and biases in fp32.
 struct CpuWeights {
-  cpu::PackedMatrix embedding;  // [vocab, hidden]
-  cpu::PackedMatrix positions;  // [table, hidden]; empty unless learned
-  cpu::PackedMatrix output;     // [vocab, hidden]; empty when tied
+  CpuMatrix embedding;  // [vocab, hidden]
+  CpuMatrix positions;  // [table, hidden]; empty unless learned
+  CpuMatrix output;     // [vocab, hidden]; empty when tied
   std::vector<float> output_bias;
   CpuNorm output_norm;
   std::vector<CpuLayerWeights> layers;
+  bool quantized = false;  // any matrix stays so
 
-  const cpu::PackedMatrix& head() const {
+  const CpuMatrix& head() const {
     return output.num_rows() > 0 ? output : embedding;
   }
 };
 
-// Dequantises, rounds to bf16 and packs everything, on all threads of
-// `kernels`. `progress` (may be empty) is called on this thread with 0..1.
-// InvalidArgument names a tensor whose shape is not what the config says.
+// Packs everything on all threads of `kernels`: with `fast` the matrices that
+// can be stay quantised, the others are rounded to bf16. `progress` (may be
+// empty) is called on this thread with 0..1. InvalidArgument names a tensor
+// whose shape is not what the config says.
 absl::StatusOr<CpuWeights> LoadCpuWeights(
-    const ModelFile& file, cpu::Kernels& kernels,
+    const ModelFile& file, bool fast, cpu::Kernels& kernels,
     const std::function<void(double)>& progress);
 
 }  // namespace promptcache::worker

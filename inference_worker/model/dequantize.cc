@@ -64,13 +64,12 @@ void DequantizeRow(const TensorView& view, uint64_t row, std::span<float> out) {
   if (view.column_stride != 0 || vector_in_runs) {
     return GatherRow(view, row, out);
   }
-  row = Place(view, row);
   const TensorTypeInfo& info = InfoOf(view.type);
-  const size_t row_bytes = view.cols / info.block_elements * info.block_bytes;
-  const std::byte* in = view.data.subspan(row * row_bytes, row_bytes).data();
+  const std::span<const std::byte> bytes = RowBytes(view, row);
+  const std::byte* in = bytes.data();
   switch (view.type) {
     case TensorType::kF32:
-      std::memcpy(out.data(), in, row_bytes);
+      std::memcpy(out.data(), in, bytes.size());
       return;
     case TensorType::kF16:
       for (size_t i = 0; i < out.size(); ++i) out[i] = LoadHalf(in + 2 * i);

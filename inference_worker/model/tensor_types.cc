@@ -103,6 +103,14 @@ std::optional<uint64_t> TensorBytes(TensorType type, uint64_t rows,
   return num_bytes;
 }
 
+std::span<const std::byte> RowBytes(const TensorView& view, uint64_t row) {
+  CHECK_LT(row, view.rows) << view.name;
+  if (view.run != 0) row = row / view.run * view.run_stride + row % view.run;
+  const TensorTypeInfo& info = InfoOf(view.type);
+  const size_t row_bytes = view.cols / info.block_elements * info.block_bytes;
+  return view.data.subspan(row * row_bytes, row_bytes);
+}
+
 std::string_view TensorTypeName(TensorType type) { return InfoOf(type).name; }
 
 }  // namespace promptcache::worker

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -35,5 +36,9 @@ std::string SupportedTensorTypeNames();
 // of the block or the result does not fit.
 std::optional<uint64_t> TensorBytes(TensorType type, uint64_t rows,
                                     uint64_t cols);
+
+// Where a row lies. REQUIRES: it lies in one piece (no column_stride, no vector
+// in runs); row < view.rows.
+std::span<const std::byte> RowBytes(const TensorView& view, uint64_t row);
 
 }  // namespace promptcache::worker

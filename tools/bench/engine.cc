@@ -2,7 +2,8 @@
 // GGUF file, nothing cached, no server.
 //
 //   promptcache-bench-engine MODEL.gguf [--threads N] [--kernels NAME]
-//                            [--prefill 512 2048] [--repeat 3] [--json]
+//                            [--numerics NAME] [--prefill 512 2048] [--repeat
+//                            3] [--json]
 //
 // On a busy machine look at the second figure, which counts processor time
 // instead of time: tokens / (processor seconds / threads).
@@ -32,6 +33,7 @@ struct Options {
   std::string model;
   uint32_t threads = 0;
   std::string kernels = "auto";
+  std::string numerics = "auto";
   std::vector<uint32_t> prefill = {512, 2048};
   uint32_t decode = 64;
   uint32_t decode_after = 512;
@@ -218,10 +220,12 @@ absl::StatusOr<std::vector<Measurement>> MeasureAll(const Options& options,
 
 absl::Status Run(const Options& options) {
   const double start = Seconds();
+  PC_ASSIGN_OR_RETURN(const Numerics numerics, ParseNumerics(options.numerics));
   PC_ASSIGN_OR_RETURN(const auto file, OpenModelFile(options.model, {}));
   PC_ASSIGN_OR_RETURN(const auto backend,
                       CreateCpuBackend(*file, {.num_threads = options.threads,
-                                               .kernels = options.kernels}));
+                                               .kernels = options.kernels,
+                                               .numerics = numerics}));
   const double load_s = Seconds() - start;
   PC_ASSIGN_OR_RETURN(const auto all, MeasureAll(options, *backend));
   Print(options, *backend, load_s, all);
@@ -241,6 +245,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "0: all cores");
   app.add_option("--kernels", options.kernels,
                  "auto, or a name of inference_worker/cpu/kernels.h");
+  app.add_option("--numerics", options.numerics, "auto, exact or fast");
   app.add_option("--prefill", options.prefill, "lengths in tokens");
   app.add_option("--decode", options.decode, "tokens to generate; 0: none");
   app.add_option("--decode-after", options.decode_after, "prompt length")

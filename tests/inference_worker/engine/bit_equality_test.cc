@@ -1,5 +1,5 @@
 // Results depend on nothing but what a row is and sees (ARCHITECTURE
-// section 4), for every set of kernels that runs here.
+// section 4), for every set of kernels that runs here and for both numerics.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <utility>
 
 #include "inference_worker/cpu/kernels.h"
@@ -20,13 +21,18 @@ namespace {
 using Ids = std::span<const int32_t>;
 using Logits = std::vector<float>;
 
-class BitEqualityTest : public ::testing::TestWithParam<std::string> {
+class BitEqualityTest
+    : public ::testing::TestWithParam<std::tuple<std::string, Numerics>> {
  protected:
   std::unique_ptr<Backend> Make(uint32_t threads = 2,
                                 uint32_t page_tokens = 16) {
-    return TinyBackend({.kernels = GetParam(),
-                        .threads = threads,
-                        .page_tokens = page_tokens});
+    const auto& [kernels, numerics] = GetParam();
+    return TinyBackend(
+        {.spec = numerics == Numerics::kFast ? QuantizedSpec() : OddSpec(),
+         .kernels = kernels,
+         .threads = threads,
+         .page_tokens = page_tokens,
+         .numerics = numerics});
   }
 };
 
@@ -244,9 +250,14 @@ TEST_P(BitEqualityTest, LogitsOfTheLastRowOrOfAll) {
       SameBits(last, std::span<const float>(all).last(backend->vocab_size())));
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, BitEqualityTest,
-                         ::testing::ValuesIn(cpu::Kernels::Runnable()),
-                         [](const auto& test) { return test.param; });
+INSTANTIATE_TEST_SUITE_P(
+    Kernels, BitEqualityTest,
+    ::testing::Combine(::testing::ValuesIn(cpu::Kernels::Runnable()),
+                       ::testing::Values(Numerics::kExact, Numerics::kFast)),
+    [](const auto& test) {
+      return std::get<0>(test.param) +
+             (std::get<1>(test.param) == Numerics::kFast ? "_fast" : "");
+    });
 
 }  // namespace
 }  // namespace promptcache::worker

@@ -27,6 +27,35 @@ TEST(CpuBackendTest, SaysWhatItIs) {
                                          .page_tokens = 16}));
 }
 
+TEST(CpuBackendTest, IsFastWhereTheFileHasQuantisedMatrices) {
+  const auto numerics = [](const TinyLlamaSpec& spec, Numerics wanted) {
+    return TinyBackend(
+               {.spec = spec, .kernels = "portable", .numerics = wanted})
+        ->numerics();
+  };
+  EXPECT_EQ(numerics(QuantizedSpec(), Numerics::kExact), "exact/portable");
+  EXPECT_EQ(numerics(QuantizedSpec(), Numerics::kAuto), "fast/portable");
+  EXPECT_EQ(numerics(QuantizedSpec(), Numerics::kFast), "fast/portable");
+  EXPECT_EQ(numerics(OddSpec(), Numerics::kAuto), "exact/portable");
+  // Only some of them.
+  TinyLlamaSpec mixed = OddSpec();
+  mixed.embedding_type = TensorType::kQ8_0;
+  EXPECT_EQ(numerics(mixed, Numerics::kAuto), "fast/portable");
+  EXPECT_THAT(CreateCpuBackend(*TinyModelFile(), {.numerics = Numerics::kFast}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("\"fast\""), HasSubstr("use exact"))));
+}
+
+TEST(CpuBackendTest, NumericsHaveThreeNames) {
+  EXPECT_THAT(ParseNumerics("auto"), IsOkAndHolds(Numerics::kAuto));
+  EXPECT_THAT(ParseNumerics("exact"), IsOkAndHolds(Numerics::kExact));
+  EXPECT_THAT(ParseNumerics("fast"), IsOkAndHolds(Numerics::kFast));
+  EXPECT_THAT(ParseNumerics("quick"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("\"quick\""),
+                             HasSubstr("auto, exact or fast"))));
+}
+
 TEST(CpuBackendTest, ReportsProgressFromNothingToAll) {
   std::vector<double> progress;
   PC_ASSERT_OK(CreateCpuBackend(

@@ -76,6 +76,16 @@ TEST_P(SelfCheckTest, AModelThatMisplacesModulesDoesNot) {
   EXPECT_EQ(in_place->moved, 0);
 }
 
+TEST_P(SelfCheckTest, ASoundModelWithQuantisedWeightsPasses) {
+  const auto backend = TinyBackend({.spec = QuantizedSpec(),
+                                    .kernels = GetParam(),
+                                    .numerics = Numerics::kFast});
+  const auto pool = Pool(*backend);
+  const auto errors = CheckReuse(*backend, *pool, ReuseRule::kAnywhere);
+  PC_ASSERT_OK(errors);
+  EXPECT_TRUE(errors->ok()) << errors->ToString();
+}
+
 TEST(SelfCheckErrorsTest, NotANumberIsAFailure) {
   ReuseErrors errors = {.in_place = std::nan(""), .tolerance = 1};
   EXPECT_FALSE(errors.ok());

@@ -23,6 +23,7 @@ std::unique_ptr<Backend> TinyBackend(const TinyBackendOptions& options) {
   auto backend = CreateCpuBackend(*TinyModelFile(options.spec),
                                   {.num_threads = options.threads,
                                    .kernels = options.kernels,
+                                   .numerics = options.numerics,
                                    .page_tokens = options.page_tokens});
   PC_EXPECT_OK(backend);
   return *std::move(backend);

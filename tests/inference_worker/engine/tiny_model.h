@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "inference_worker/engine/backend.h"
+#include "inference_worker/engine/numerics.h"
 #include "inference_worker/engine/private_pages.h"
 #include "inference_worker/model/model_file.h"
 #include "tests/support/gguf_writer.h"
@@ -26,6 +27,14 @@ inline TinyLlamaSpec OddSpec() {
           .context = 4096};
 }
 
+// The same with matrices of 4 and 8 bits.
+inline TinyLlamaSpec QuantizedSpec() {
+  TinyLlamaSpec spec = OddSpec();
+  spec.type = TensorType::kQ4_1;
+  spec.embedding_type = TensorType::kQ8_0;
+  return spec;
+}
+
 // Written, opened, and the file removed: weights stay mapped.
 std::unique_ptr<ModelFile> TinyModelFile(const TinyLlamaSpec& spec = OddSpec());
 
@@ -34,6 +43,7 @@ struct TinyBackendOptions {
   std::string kernels = "auto";
   uint32_t threads = 2;
   uint32_t page_tokens = 16;
+  Numerics numerics = Numerics::kExact;
 };
 std::unique_ptr<Backend> TinyBackend(const TinyBackendOptions& options = {});
 
