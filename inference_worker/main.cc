@@ -47,6 +47,9 @@ ABSL_FLAG(std::string, daemon_socket, promptcache::DefaultDaemonSocket(),
 ABSL_FLAG(uint32_t, threads, 0, "threads of the model; 0: one for each core");
 ABSL_FLAG(std::string, kernels, "auto",
           "CPU kernels: auto, portable, or a set that this processor can run");
+ABSL_FLAG(std::string, numerics, "auto",
+          "exact: weights as bf16; fast: quantised weights as they are, times "
+          "8-bit activations; auto: fast where the file has such weights");
 ABSL_FLAG(ByteSize, tail_bytes, ByteSize{uint64_t{512} << 20},
           "memory for what is not in the cache: prompts' own text and answers, "
           "and whole prompts when the cache cannot be used");
@@ -111,6 +114,7 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
   options.fingerprint_cache = absl::GetFlag(FLAGS_fingerprint_cache);
   options.chat_template = absl::GetFlag(FLAGS_chat_template);
   options.kernels = absl::GetFlag(FLAGS_kernels);
+  options.numerics = absl::GetFlag(FLAGS_numerics);
   options.num_threads = absl::GetFlag(FLAGS_threads);
   options.tail_bytes = absl::GetFlag(FLAGS_tail_bytes).num_bytes;
   options.limits = {

@@ -71,6 +71,10 @@ absl::Status Worker::Options::Validate() const {
   if (acquire_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("--acquire_timeout must be positive");
   }
+  if (const auto parsed = ParseNumerics(numerics); !parsed.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--numerics: ", parsed.status().message()));
+  }
   PC_RETURN_IF_ERROR(CheckLimits(limits));
   return scheduler.Validate();
 }
@@ -79,7 +83,7 @@ std::string Worker::Options::ToString() const {
   return absl::StrCat(
       "--model=", model, "\n--daemon_socket=", daemon_socket,
       "\n--chat_template=", chat_template, "\n--kernels=", kernels,
-      "\n--threads=", num_threads,
+      "\n--numerics=", numerics, "\n--threads=", num_threads,
       "\n--tail_bytes=", FormatByteSize(tail_bytes),
       "\n--context_length=", scheduler.context_length,
       "\n--max_schema_bytes=", limits.schema_bytes,
@@ -104,9 +108,11 @@ absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
   PC_ASSIGN_OR_RETURN(chat_template_,
                       ChooseTemplate(options.chat_template, *file));
   PC_ASSIGN_OR_RETURN(const Digest fingerprint, file->Fingerprint());
+  PC_ASSIGN_OR_RETURN(const Numerics numerics, ParseNumerics(options.numerics));
   PC_ASSIGN_OR_RETURN(
       backend_, CreateCpuBackend(*file, {.num_threads = options.num_threads,
                                          .kernels = options.kernels,
+                                         .numerics = numerics,
                                          .progress = options.progress}));
   // States depend on the arithmetic, too.
   model_fingerprint_ = Sha256()

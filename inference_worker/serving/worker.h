@@ -46,7 +46,8 @@ class Worker {
     std::string fingerprint_cache;  // "": hashed at every start
     std::string chat_template;      // "": from the model file
     std::string kernels = "auto";
-    uint32_t num_threads = 0;  // 0: all cores
+    std::string numerics = "auto";  // engine/numerics.h
+    uint32_t num_threads = 0;       // 0: all cores
     uint64_t tail_bytes = uint64_t{512} << 20;
     absl::Duration acquire_timeout = absl::Seconds(1);
     pml::Limits limits;

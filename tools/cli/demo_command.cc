@@ -20,6 +20,7 @@ struct DemoFlags {
   std::string model;
   uint32_t max_tokens = 32;
   uint32_t repeats = 5;
+  std::string numerics = "auto";
   std::vector<std::string> worker_args;
 };
 
@@ -72,7 +73,10 @@ absl::Status Demo::StartServers(Interrupt* interrupt, const std::string& dir) {
   options.dir = dir;
   PC_ASSIGN_OR_RETURN(options.model, FindModel(flags_.model));
   options.daemon_args = {"--device_bytes=512MiB"};
-  options.worker_args = flags_.worker_args;
+  options.worker_args = {"--numerics=" + flags_.numerics};
+  options.worker_args.insert(options.worker_args.end(),
+                             flags_.worker_args.begin(),
+                             flags_.worker_args.end());
   {
     ProgressBar bar("promptcache demo:");
     PC_ASSIGN_OR_RETURN(
@@ -89,7 +93,7 @@ absl::Status Demo::StartServers(Interrupt* interrupt, const std::string& dir) {
       node_->daemon_pid(), ", ", node_->daemon_address(), ": keeps the cache\n",
       "  worker  pid ", node_->worker_pid(), ", ", node_->worker_address(),
       ": runs the model\n", "  model   ", model_.name(), " (",
-      model_.num_layers(), " layers, ", model_.kernels(), ", ",
+      model_.num_layers(), " layers, ", model_.numerics(), ", ",
       model_.num_threads(), " threads)\n\n"));
   return absl::OkStatus();
 }
@@ -195,6 +199,12 @@ void AddDemo(CLI::App* app, const Globals* globals, Action* action) {
       ->add_option("--repeats", flags->repeats,
                    "how often each time is taken; the median is shown")
       ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command
+      ->add_option("--numerics", flags->numerics,
+                   "exact: weights as bf16; fast: quantised weights as they "
+                   "are; auto: fast where the file has such weights")
+      ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
   command
       ->add_option("--worker-arg", flags->worker_args,

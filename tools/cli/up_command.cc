@@ -20,6 +20,7 @@ struct UpFlags {
   std::string model;
   std::string dir;
   std::string memory = "1GiB";
+  std::string numerics = "auto";
   std::vector<std::string> daemon_args;
   std::vector<std::string> worker_args;
 };
@@ -77,7 +78,10 @@ absl::StatusOr<LocalNode::Options> NodeOptions(const Globals& globals,
   options.daemon_args.insert(options.daemon_args.end(),
                              flags.daemon_args.begin(),
                              flags.daemon_args.end());
-  options.worker_args = flags.worker_args;
+  options.worker_args = {"--numerics=" + flags.numerics};
+  options.worker_args.insert(options.worker_args.end(),
+                             flags.worker_args.begin(),
+                             flags.worker_args.end());
   std::error_code error;
   std::filesystem::create_directories(options.dir, error);
   if (error) {
@@ -127,6 +131,12 @@ void AddUp(CLI::App* app, const Globals* globals, Action* action) {
                       "(~/.local/state/promptcache otherwise)");
   command
       ->add_option("--memory", flags->memory, "for cached states: 512MiB, 2GiB")
+      ->capture_default_str();
+  command
+      ->add_option("--numerics", flags->numerics,
+                   "exact: weights as bf16; fast: quantised weights as they "
+                   "are; auto: fast where the file has such weights")
+      ->check(CLI::IsMember({"auto", "exact", "fast"}))
       ->capture_default_str();
   command
       ->add_option("--daemon-arg", flags->daemon_args,

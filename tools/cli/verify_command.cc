@@ -22,6 +22,7 @@ constexpr uint64_t kPrivateTokens = 1024;
 struct VerifyFlags {
   std::string model;
   std::string kernels = "auto";
+  std::string numerics = "auto";
 };
 
 const char* RuleName(worker::ReuseRule rule) {
@@ -38,12 +39,15 @@ const char* RuleName(worker::ReuseRule rule) {
 
 absl::StatusOr<Json> VerifyModel(const VerifyFlags& flags) {
   PC_ASSIGN_OR_RETURN(const std::string path, FindModel(flags.model));
+  PC_ASSIGN_OR_RETURN(const worker::Numerics numerics,
+                      worker::ParseNumerics(flags.numerics));
   PC_ASSIGN_OR_RETURN(const auto file, worker::OpenModelFile(path, {}));
   ProgressBar bar("loading");
   PC_ASSIGN_OR_RETURN(
       const auto backend,
       worker::CreateCpuBackend(
           *file, {.kernels = flags.kernels,
+                  .numerics = numerics,
                   .progress = [&](double done) { bar.Update(done, ""); }}));
   const KvLayout& layout = backend->layout();
   PC_ASSIGN_OR_RETURN(
@@ -92,6 +96,8 @@ void AddVerify(CLI::App* app, const Globals* globals, Action* action) {
                       "tools/fetch_model fetched otherwise)");
   command->add_option("--kernels", flags->kernels,
                       "auto, or a set of kernels by name");
+  command->add_option("--numerics", flags->numerics, "auto, exact or fast")
+      ->check(CLI::IsMember({"auto", "exact", "fast"}));
   command->callback(
       [=] { *action = [=] { return Verify(*globals, *flags); }; });
 }
