@@ -22,9 +22,9 @@ absl::Status CheckPolicies(const v1::CreateSchemaRequest& request,
   for (const auto& [path, policy] : request.module_policies()) {
     const std::string field = absl::StrCat("module_policies[\"", path, "\"]");
     PC_RETURN_IF_ERROR(ToModulePolicy(policy, field).status());
-    const auto it =
-        std::find_if(modules.begin(), modules.end(),
-                     [&path = path](const auto& m) { return m.path == path; });
+    const auto it = std::find_if(
+        modules.begin(), modules.end(),
+        [&wanted = path](const auto& m) { return m.path == wanted; });
     if (it == modules.end()) {
       return rpc::InvalidFieldError(field, "the schema has no such module");
     }
