@@ -73,6 +73,7 @@ class Attention {
   }
 
   void RunSegments() {
+    if (task_.num_segments == 0) Clear(running_);
     for (uint32_t s = 0; s < task_.num_segments; ++s) {
       const AttentionSegment& segment = task_.segments[s];
       RotateQueries(*segment.view);
@@ -229,18 +230,41 @@ class Attention {
     }
   }
 
-  // ALiBi, to the first `tokens` logits of a row over the tile.
+  // To the first `tokens` logits of a row over the tile.
   void AddBias(uint32_t row, uint32_t tokens, float* logits) const {
-    if (task_.alibi_slopes == nullptr) return;
+    if (task_.alibi_slopes != nullptr) AddAlibi(row, tokens, logits);
+    if (task_.bias != nullptr) AddTableBias(row, tokens, logits);
+  }
+
+  // From the row's token to the tile's first one.
+  int32_t TileDistance(uint32_t row) const {
+    return tile_position_ - task_.position -
+           static_cast<int32_t>(row / task_.heads_per_kv);
+  }
+
+  void AddTableBias(uint32_t row, uint32_t tokens, float* logits) const {
+    constexpr auto kTile = static_cast<int32_t>(kTileTokens);
+    // Beyond the reach all entries are the same.
+    int32_t distance = TileDistance(row);
+    const int32_t reach = task_.bias_reach;
+    if (distance < -reach - kTile) distance = -reach - kTile;
+    if (distance > reach) distance = reach;
+    const float* const bias = task_.bias +
+                              row % task_.heads_per_kv * task_.bias_stride +
+                              (distance + reach + kTile);
+    for (uint32_t t = 0; t < tokens; t += kLanes) {
+      S::Store(logits + t, S::Add(S::Load(logits + t), S::Load(bias + t)));
+    }
+  }
+
+  void AddAlibi(uint32_t row, uint32_t tokens, float* logits) const {
     alignas(64) static constexpr float kLane[16] = {
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const uint32_t token = row / task_.heads_per_kv;
     // Logits are in base 2.
     const F slope =
         S::Set1(task_.alibi_slopes[row % task_.heads_per_kv] * 1.44269504f);
-    const int32_t distance =
-        tile_position_ - task_.position - static_cast<int32_t>(token);
-    F distances = S::Add(S::Set1(static_cast<float>(distance)), S::Load(kLane));
+    F distances =
+        S::Add(S::Set1(static_cast<float>(TileDistance(row))), S::Load(kLane));
     for (uint32_t t = 0; t < tokens; t += kLanes) {
       S::Store(logits + t, S::Fma(slope, distances, S::Load(logits + t)));
       distances = S::Add(distances, S::Set1(static_cast<float>(kLanes)));

@@ -30,33 +30,45 @@ uint32_t RowsPerBlock(uint32_t heads_per_kv) {
   return std::max(1u, kMaxPackedRows * 3 / 4 / heads_per_kv);
 }
 
+void SetBias(const DistanceBias& bias, uint32_t first_head,
+             AttentionTask* task) {
+  task->bias = bias.Row(first_head);
+  task->bias_stride = bias.row_floats();
+  task->bias_reach = bias.reach();
+}
+
 AttentionTask TaskFor(const AttentionShape& shape, const AttentionGroup& group,
                       uint32_t kv_head) {
   const KvLayout& layout = shape.layout;
   const size_t head_offset = kv_head * layout.head_stride_bytes();
   const uint32_t heads_per_kv = shape.num_heads / layout.num_kv_heads;
   const size_t first_head = size_t{kv_head} * heads_per_kv * layout.head_dim;
-  return {.queries = group.queries + first_head,
-          .query_stride = group.query_stride,
-          .out = group.out + first_head,
-          .out_stride = group.out_stride,
-          .num_rows = group.num_rows,
-          .heads_per_kv = heads_per_kv,
-          .head_dim = layout.head_dim,
-          .position = group.position,
-          .own_limit = group.own.num_tokens - group.num_rows + 1,
-          .window_begin = shape.window == 0
-                              ? kNoWindow
-                              : VisibleTokens(group) - group.num_rows + 1 -
-                                    int64_t{shape.window},
-          .scale = shape.scale,
-          .rope = ViewOf(shape.rope),
-          .alibi_slopes = shape.alibi_slopes == nullptr
-                              ? nullptr
-                              : shape.alibi_slopes + kv_head * heads_per_kv,
-          .key_offset = layout.key_offset_bytes(shape.layer) + head_offset,
-          .value_offset = layout.value_offset_bytes(shape.layer) + head_offset,
-          .page_tokens = layout.page_tokens};
+  AttentionTask task = {
+      .queries = group.queries + first_head,
+      .query_stride = group.query_stride,
+      .out = group.out + first_head,
+      .out_stride = group.out_stride,
+      .num_rows = group.num_rows,
+      .heads_per_kv = heads_per_kv,
+      .head_dim = layout.head_dim,
+      .position = group.position,
+      .own_limit = group.own.num_tokens - group.num_rows + 1,
+      .window_begin = shape.window == 0
+                          ? kNoWindow
+                          : VisibleTokens(group) - group.num_rows + 1 -
+                                int64_t{shape.window},
+      .scale = shape.scale,
+      .rope = ViewOf(shape.rope),
+      .alibi_slopes = shape.alibi_slopes == nullptr
+                          ? nullptr
+                          : shape.alibi_slopes + kv_head * heads_per_kv,
+      .key_offset = layout.key_offset_bytes(shape.layer) + head_offset,
+      .value_offset = layout.value_offset_bytes(shape.layer) + head_offset,
+      .page_tokens = layout.page_tokens};
+  if (shape.distance_bias != nullptr) {
+    SetBias(*shape.distance_bias, kv_head * heads_per_kv, &task);
+  }
+  return task;
 }
 
 AttentionTask Rows(AttentionTask task, uint32_t first, uint32_t count) {

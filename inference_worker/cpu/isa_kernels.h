@@ -80,6 +80,11 @@ struct AttentionTask {
   // Of the heads: added to the scaled logit, times key minus query position.
   // Null: nothing is added.
   const float* alibi_slopes = nullptr;
+  // Of the first of the heads (DistanceBias::Row, which says what lies where),
+  // the next one's `bias_stride` floats on. Null: nothing is added.
+  const float* bias = nullptr;
+  size_t bias_stride = 0;
+  int32_t bias_reach = 0;
   // Of the kv head's keys and values in a page, in bytes.
   size_t key_offset = 0;
   size_t value_offset = 0;

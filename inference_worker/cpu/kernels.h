@@ -11,6 +11,7 @@
 #include "common/kv_layout.h"
 #include "common/kv_view.h"
 #include "inference_worker/cpu/activation.h"
+#include "inference_worker/cpu/distance_bias.h"
 #include "inference_worker/cpu/packed_matrix.h"
 #include "inference_worker/cpu/quantized_matrix.h"
 #include "inference_worker/cpu/rope_table.h"
@@ -52,7 +53,8 @@ struct AttentionGroup {
   int32_t position = 0;             // of row 0
   std::span<const KvView> visible;  // seen in full, in this order
   // The rows' own span, after those: row r sees its first
-  // own.num_tokens - num_rows + r + 1 tokens.
+  // own.num_tokens - num_rows + r + 1 tokens. Without tokens: rows see the
+  // visible views and nothing else.
   KvView own;
 };
 
@@ -66,6 +68,8 @@ struct AttentionShape {
   // ALiBi: of each head, added to the scaled logit times (position of the key
   // minus position of the query), also where that is positive. May be null.
   const float* alibi_slopes = nullptr;
+  // Likewise by a table over that difference. May be null.
+  const DistanceBias* distance_bias = nullptr;
   // A row sees the last `window` tokens of all that it would see in plan
   // order, itself included, whatever their positions. 0: all.
   uint32_t window = 0;
@@ -163,8 +167,9 @@ class Kernels {
   void WriteKv(const AttentionShape& shape, std::span<const KvWrite> writes);
 
   // Softmax attention of every row over its visible views, then its own span.
-  // Never reads tokens beyond a view's num_tokens. REQUIRES: the differences
-  // of positions and offsets lie within the table; own.num_tokens >= num_rows.
+  // Never reads tokens beyond a view's num_tokens; a row that sees no token
+  // gives zeros. REQUIRES: the differences of positions and offsets lie within
+  // the table; own.num_tokens is 0 or at least num_rows.
   void Attend(const AttentionShape& shape,
               std::span<const AttentionGroup> groups);
 

@@ -19,6 +19,9 @@ void CheckShape(const AttentionShape& shape) {
   CHECK_EQ(shape.num_heads % layout.num_kv_heads, 0u);
   CHECK_LE(shape.num_heads / layout.num_kv_heads, kMaxPackedRows);
   if (shape.rope != nullptr) CHECK_LE(shape.rope->dims(), layout.head_dim);
+  if (shape.distance_bias != nullptr) {
+    CHECK_EQ(shape.distance_bias->num_heads(), shape.num_heads);
+  }
 }
 
 // Positions [position, position + num_rows) lie in the table from `view`.
@@ -84,8 +87,10 @@ void Kernels::Attend(const AttentionShape& shape,
                      std::span<const AttentionGroup> groups) {
   CheckShape(shape);
   for (const AttentionGroup& group : groups) {
-    CHECK_GE(group.own.num_tokens, group.num_rows);
-    CheckRotation(shape, group.position, group.num_rows, group.own);
+    if (group.own.num_tokens > 0) {
+      CHECK_GE(group.own.num_tokens, group.num_rows);
+      CheckRotation(shape, group.position, group.num_rows, group.own);
+    }
     for (const KvView& view : group.visible) {
       CheckRotation(shape, group.position, group.num_rows, view);
     }

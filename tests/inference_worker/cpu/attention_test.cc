@@ -26,6 +26,7 @@ struct Case {
   int32_t position = 0;
   std::vector<float> queries;
   std::vector<float> slopes;  // or empty
+  std::optional<DistanceBias> bias;
 
   size_t row_floats() const {
     return size_t{shape.num_heads} * shape.layout.head_dim;
@@ -44,6 +45,9 @@ struct CaseSpec {
   uint32_t num_rows = 1;
   uint32_t window = 0;
   bool alibi = false;  // instead of a rotation
+  // A table of distances up to this instead of a rotation; -1: no.
+  int32_t bias_reach = -1;
+  bool without_own = false;
 };
 
 Case MakeCase(const CaseSpec& spec) {
@@ -59,12 +63,15 @@ Case MakeCase(const CaseSpec& spec) {
   for (uint32_t head = 0; spec.alibi && head < c.shape.num_heads; ++head) {
     c.slopes.push_back(0.25f / static_cast<float>(1 + 3 * head));
   }
+  if (spec.bias_reach >= 0) {
+    c.bias = DistanceBias::Create(c.shape.num_heads, spec.bias_reach, TestBias);
+  }
   c.rope = {.inv_freq = RopeTable::PlainFrequencies(10000.0, spec.rotated_dims),
             .pairing = spec.pairing,
             .max_position = 20000};
   c.table = *RopeTable::Create(c.rope);
   // A bias that grows with the distance leaves nothing else to be seen.
-  const int32_t ahead = spec.alibi ? 20 : 5000;
+  const int32_t ahead = spec.alibi || c.bias.has_value() ? 20 : 5000;
   int32_t position = 0;
   for (size_t i = 0; i < spec.view_tokens.size(); ++i) {
     const auto index = static_cast<uint32_t>(i);
@@ -88,6 +95,7 @@ Case MakeCase(const CaseSpec& spec) {
   }
   for (const KvSpan& span : c.spans) c.visible.push_back(span.view);
   c.visible.pop_back();
+  if (spec.without_own) c.spans.back().view.num_tokens = 0;
   c.queries = RandomFloats(c.num_rows * c.row_floats(), 7);
   return c;
 }
@@ -105,7 +113,9 @@ AttentionGroup GroupOf(const Case& c, float* out) {
 
 AttentionShape ShapeOf(const Case& c) {
   AttentionShape shape = c.shape;
-  if (c.slopes.empty()) {
+  if (c.bias.has_value()) {
+    shape.distance_bias = &*c.bias;
+  } else if (c.slopes.empty()) {
     shape.rope = &*c.table;
   } else {
     shape.alibi_slopes = c.slopes.data();
@@ -148,7 +158,7 @@ void ExpectMatchesReference(Kernels* kernels, const Case& c,
   for (uint32_t row = 0; row < c.num_rows; ++row) {
     if (c.num_rows > 10 && row % 7 != 0 && row + 1 != c.num_rows) continue;
     const std::vector<double> want =
-        AttendReference(ShapeOf(c), c.slopes.empty() ? &c.rope : nullptr,
+        AttendReference(ShapeOf(c), ShapeOf(c).rope ? &c.rope : nullptr,
                         GroupOf(c, ignored.data()), spans, row);
     for (size_t i = 0; i < want.size(); ++i) {
       ASSERT_NEAR(out[row * c.row_floats() + i], want[i], kTolerance)
@@ -238,6 +248,44 @@ TEST_P(AttentionTest, BiasesMatchDoublePrecision) {
       ExpectMatchesReference(kernels.get(), c, std::to_string(heads));
     }
   }
+}
+
+TEST_P(AttentionTest, BiasesByTableMatchDoublePrecision) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  for (int32_t reach : {0, 1, 20, 63, 64, 500}) {
+    for (uint32_t heads : {1u, 4u}) {
+      const Case c = MakeCase({.head_dim = 16,
+                               .heads_per_kv = heads,
+                               .view_tokens = {70, 0, 33, 300},
+                               .own_tokens = 150,
+                               .num_rows = 90,
+                               .bias_reach = reach});
+      ExpectMatchesReference(kernels.get(), c, std::to_string(reach));
+    }
+  }
+}
+
+TEST_P(AttentionTest, ARowMaySeeNothingOfItsOwn) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  for (const uint32_t rows : {1u, 90u}) {
+    for (const int32_t reach : {-1, 20}) {
+      const Case c = MakeCase({.view_tokens = {70, 300, 1},
+                               .own_tokens = rows,
+                               .num_rows = rows,
+                               .bias_reach = reach,
+                               .without_own = true});
+      ExpectMatchesReference(kernels.get(), c, std::to_string(rows));
+    }
+  }
+}
+
+TEST_P(AttentionTest, ARowThatSeesNothingGivesZeros) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  const Case c = MakeCase({.view_tokens = {0},
+                           .own_tokens = 3,
+                           .num_rows = 3,
+                           .without_own = true});
+  for (const float x : Attend(kernels.get(), c)) ASSERT_EQ(x, 0.0f);
 }
 
 TEST_P(AttentionTest, RowsDoNotDependOnChunksOrThreads) {

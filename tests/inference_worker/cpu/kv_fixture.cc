@@ -112,6 +112,11 @@ std::vector<double> RotateReference(std::span<const float> x,
   return out;
 }
 
+float TestBias(uint32_t head, int32_t distance) {
+  return std::sin(0.7f * static_cast<float>(distance)) +
+         0.02f * static_cast<float>(head) * static_cast<float>(distance);
+}
+
 std::vector<double> AttendReference(const AttentionShape& shape,
                                     const RopeTable::Options* rope,
                                     const AttentionGroup& group,
@@ -128,8 +133,10 @@ std::vector<double> AttendReference(const AttentionShape& shape,
     for (const KvSpan* span : spans) {
       const bool own = span == spans.back();
       const uint32_t seen =
-          own ? group.own.num_tokens - group.num_rows + row + 1
-              : span->view.num_tokens;
+          !own ? span->view.num_tokens
+          : group.own.num_tokens == 0
+              ? 0
+              : group.own.num_tokens - group.num_rows + row + 1;
       const std::vector<double> q =
           RotateReference(query, rope,
                           group.position + static_cast<int32_t>(row) -
@@ -142,12 +149,16 @@ std::vector<double> AttendReference(const AttentionShape& shape,
           logit += q[d] * FromBf16(k[d]);
         }
         logit *= shape.scale;
+        const int32_t distance = span->view.position_offset +
+                                 span->view.local_position +
+                                 static_cast<int32_t>(t) - group.position -
+                                 static_cast<int32_t>(row);
         if (shape.alibi_slopes != nullptr) {
-          const int32_t distance = span->view.position_offset +
-                                   span->view.local_position +
-                                   static_cast<int32_t>(t) - group.position -
-                                   static_cast<int32_t>(row);
           logit += double{shape.alibi_slopes[head]} * distance;
+        }
+        if (shape.distance_bias != nullptr) {
+          const int32_t reach = shape.distance_bias->reach();
+          logit += TestBias(head, std::clamp(distance, -reach, reach));
         }
         reference.logits.push_back(logit);
         reference.values.push_back(v);

@@ -45,8 +45,12 @@ std::vector<double> RotateReference(std::span<const float> x,
                                     const RopeTable::Options* rope,
                                     int32_t position);
 
+// A bias by distance (DistanceBias) that is irregular, and far from zero where
+// its table ends.
+float TestBias(uint32_t head, int32_t distance);
+
 // What row `row` of the group gives, all heads, in double precision. The spans
-// behind the group's views, in order, own last.
+// behind the group's views, in order, own last. A bias by table is TestBias.
 std::vector<double> AttendReference(const AttentionShape& shape,
                                     const RopeTable::Options* rope,
                                     const AttentionGroup& group,
