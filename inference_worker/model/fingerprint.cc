@@ -120,6 +120,13 @@ void AddModelGeometry(const ModelConfig& config, Sha256* sha) {
         scaling.beta_fast, scaling.beta_slow, scaling.attention_factor}) {
     add_float("rope scaling value", value);
   }
+  if (config.is_encoder_decoder()) {
+    sha->Add("encoder layers", uint64_t{config.encoder_layers})
+        .Add("decoder start", static_cast<uint64_t>(config.decoder_start_token))
+        .Add("relative buckets", uint64_t{config.relative_buckets})
+        .Add("relative distance", uint64_t{config.relative_max_distance});
+    add_float("output scale", config.output_scale);
+  }
   for (const float value : scaling.divisors) add_float("divisor", value);
   for (const float value : scaling.long_divisors) add_float("long", value);
 }

@@ -21,6 +21,8 @@ std::span<const HfFamily> HfFamilies() {
       HfFamily{"gpt_neox", ReadHfGptNeox},
       HfFamily{"gpt2", ReadHfGpt2},
       HfFamily{"opt", ReadHfOpt},
+      HfFamily{"t5", ReadHfT5, /*is_encoder_decoder=*/true},
+      HfFamily{"mt5", ReadHfT5, /*is_encoder_decoder=*/true},
   };
   return kFamilies;
 }

@@ -15,6 +15,7 @@ struct HfFamily {
   std::string_view model_type;
   // InvalidArgument, with key and value, for what the engine cannot compute.
   absl::StatusOr<ModelLayout> (*read)(const HfConfig& file);
+  bool is_encoder_decoder = false;
 };
 
 // Every family that can be read.
@@ -31,6 +32,7 @@ absl::StatusOr<ModelLayout> ReadHfMpt(const HfConfig& file);
 absl::StatusOr<ModelLayout> ReadHfGptNeox(const HfConfig& file);
 absl::StatusOr<ModelLayout> ReadHfGpt2(const HfConfig& file);
 absl::StatusOr<ModelLayout> ReadHfOpt(const HfConfig& file);
+absl::StatusOr<ModelLayout> ReadHfT5(const HfConfig& file);
 
 // The names of a model's dimensions in its family's config.json.
 struct HfDimensionKeys {

@@ -47,11 +47,14 @@ absl::StatusOr<std::string> ReadText(const std::string& folder,
 
 absl::StatusOr<ModelLayout> ReadLayout(const HfConfig& file,
                                        const std::string& model_type) {
-  PC_RETURN_IF_ERROR(file.RequireBool("is_encoder_decoder", false));
   PC_RETURN_IF_ERROR(file.RequireAbsent({"quantization_config"}));
   std::string known;
   for (const HfFamily& family : HfFamilies()) {
-    if (family.model_type == model_type) return family.read(file);
+    if (family.model_type == model_type) {
+      PC_RETURN_IF_ERROR(
+          file.RequireBool("is_encoder_decoder", family.is_encoder_decoder));
+      return family.read(file);
+    }
     absl::StrAppend(&known, known.empty() ? "supported: " : ", ",
                     ToAbsl(family.model_type));
   }

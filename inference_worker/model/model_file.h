@@ -100,6 +100,9 @@ enum class PositionKind {
   kRope,
   kAlibi,    // a bias on the scores: slope of the head times the distance
   kLearned,  // a table added at the embedding: modules cannot move
+  // A learned bias on the scores by bucket of the distance (T5). Only of
+  // encoder-decoders here.
+  kRelative,
 };
 enum class NormKind { kRms, kLayer };
 enum class Activation {
@@ -158,6 +161,20 @@ struct ModelConfig {
   // Per layer with a window: the base of its rotation, unscaled (Gemma 3's
   // local layers). 0: rope.theta everywhere.
   float local_rope_theta = 0;
+
+  // Encoder-decoder models (T5): the encoder's layers; 0: there is no encoder.
+  // num_layers are the decoder's, which attend to their own tokens and to the
+  // encoder's output; all dimensions are of both.
+  uint32_t encoder_layers = 0;
+  int32_t decoder_start_token = 0;  // what the decoder begins with
+  // Relative positions: buckets of distances, the last of them from
+  // relative_max_distance on (arXiv 1910.10683).
+  uint32_t relative_buckets = 0;
+  uint32_t relative_max_distance = 0;
+  // Multiplies what the output matrix is given.
+  float output_scale = 1;
+
+  bool is_encoder_decoder() const { return encoder_layers > 0; }
 };
 
 // Which tensor of a layer (or, layer-less, of the model). A file's fused
@@ -191,7 +208,29 @@ enum class TensorRole {
   kFfnNormBias,
   kFfnUpBias,
   kFfnDownBias,
+  // Encoder-decoders. The roles above are the decoder's; attention and norm of
+  // its attention to the encoder's output:
+  kCrossNorm,     // [hidden]
+  kCrossQuery,    // as kQuery, and so on
+  kCrossKey,      // of the encoder's output
+  kCrossValue,    // likewise
+  kCrossOut,      //
+  kRelativeBias,  // [relative_buckets, num_heads], for all layers
+  // The encoder's own layers.
+  kEncoderOutputNorm,
+  kEncoderRelativeBias,
+  kEncoderAttentionNorm,
+  kEncoderQuery,
+  kEncoderKey,
+  kEncoderValue,
+  kEncoderAttentionOut,
+  kEncoderFfnNorm,
+  kEncoderFfnGate,
+  kEncoderFfnUp,
+  kEncoderFfnDown,
 };
+// Whether a layer of this role is one of encoder_layers.
+bool IsEncoderRole(TensorRole role);
 
 // What the tokenizer needs of a file, as the file says it.
 struct VocabularyData {

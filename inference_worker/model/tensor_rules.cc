@@ -14,17 +14,31 @@ TensorShape ShapeOf(const ModelConfig& c, TensorRole role) {
     case TensorRole::kPositionEmbedding:
       return {uint64_t{c.context_length} + c.position_table_offset, hidden};
     case TensorRole::kQuery:
+    case TensorRole::kCrossQuery:
+    case TensorRole::kEncoderQuery:
       return {query, hidden};
     case TensorRole::kKey:
     case TensorRole::kValue:
+    case TensorRole::kCrossKey:
+    case TensorRole::kCrossValue:
+    case TensorRole::kEncoderKey:
+    case TensorRole::kEncoderValue:
       return {kv, hidden};
     case TensorRole::kAttentionOut:
+    case TensorRole::kCrossOut:
+    case TensorRole::kEncoderAttentionOut:
       return {hidden, query};
     case TensorRole::kFfnGate:
     case TensorRole::kFfnUp:
+    case TensorRole::kEncoderFfnGate:
+    case TensorRole::kEncoderFfnUp:
       return {c.ffn_dim, hidden};
     case TensorRole::kFfnDown:
+    case TensorRole::kEncoderFfnDown:
       return {hidden, c.ffn_dim};
+    case TensorRole::kRelativeBias:
+    case TensorRole::kEncoderRelativeBias:
+      return {c.relative_buckets, c.num_heads};
     case TensorRole::kQueryNorm:
     case TensorRole::kKeyNorm:
       return {1, c.head_dim};
@@ -47,9 +61,17 @@ TensorShape ShapeOf(const ModelConfig& c, TensorRole role) {
     case TensorRole::kAttentionOutBias:
     case TensorRole::kFfnNormBias:
     case TensorRole::kFfnDownBias:
+    case TensorRole::kCrossNorm:
+    case TensorRole::kEncoderOutputNorm:
+    case TensorRole::kEncoderAttentionNorm:
+    case TensorRole::kEncoderFfnNorm:
       return {1, hidden};
   }
   LOG(FATAL) << "role " << static_cast<int>(role);
+}
+
+bool IsEncoderRole(TensorRole role) {
+  return role >= TensorRole::kEncoderOutputNorm;
 }
 
 TensorRole BiasOf(TensorRole role) {

@@ -115,7 +115,10 @@ absl::StatusOr<TensorTable> TensorTable::Build(const ModelLayout& layout,
     const bool prefixed = rule.name.starts_with(layout.optional_prefix);
     const std::string pattern = rule.name.substr(prefixed ? omitted : 0);
     table.names_.emplace(rule.role, pattern);
-    const uint32_t count = IsPerLayer(pattern) ? layout.config.num_layers : 1;
+    const uint32_t layers = IsEncoderRole(rule.role)
+                                ? layout.config.encoder_layers
+                                : layout.config.num_layers;
+    const uint32_t count = IsPerLayer(pattern) ? layers : 1;
     for (uint32_t layer = 0; layer < count; ++layer) {
       std::string name = TensorName(pattern, layer);
       if (!names.contains(name)) {

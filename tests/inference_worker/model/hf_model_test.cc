@@ -388,6 +388,47 @@ TEST(HfModelTest, Opt) {
   PC_EXPECT_OK(model->Tensor(TensorRole::kAttentionOutBias, 1));
 }
 
+TEST(HfModelTest, T5) {
+  const auto model = OpenTiny("later/tiny-t5");
+  ASSERT_NE(model, nullptr);
+  const ModelConfig& c = model->config();
+  EXPECT_EQ(c.architecture, "t5");
+  EXPECT_TRUE(c.is_encoder_decoder());
+  EXPECT_EQ(c.encoder_layers, 2u);
+  EXPECT_EQ(c.num_layers, 2u);
+  EXPECT_EQ(c.num_kv_heads, 4u);
+  EXPECT_EQ(c.head_dim, 16u);
+  EXPECT_EQ(c.ffn_dim, 128u);
+  EXPECT_EQ(c.positions, PositionKind::kRelative);
+  EXPECT_EQ(c.relative_buckets, 32u);
+  EXPECT_EQ(c.relative_max_distance, 128u);
+  EXPECT_EQ(c.decoder_start_token, 0);
+  EXPECT_EQ(c.activation, Activation::kRelu);
+  EXPECT_FALSE(c.gated_ffn);
+  EXPECT_EQ(c.attention_scale, 1.0f);
+  EXPECT_TRUE(c.tied_embeddings);
+  EXPECT_EQ(c.output_scale, 0.125f);
+  const auto raw = ReadRaw("later/tiny-t5");
+  using enum TensorRole;
+  const std::map<TensorRole, std::string> names = {
+      {kTokenEmbedding, "shared"},
+      {kQuery, "decoder.block.1.layer.0.SelfAttention.q"},
+      {kCrossValue, "decoder.block.1.layer.1.EncDecAttention.v"},
+      {kCrossOut, "decoder.block.1.layer.1.EncDecAttention.o"},
+      {kFfnDown, "decoder.block.1.layer.2.DenseReluDense.wo"},
+      {kRelativeBias,
+       "decoder.block.0.layer.0.SelfAttention.relative_attention_bias"},
+      {kEncoderKey, "encoder.block.1.layer.0.SelfAttention.k"},
+      {kEncoderFfnUp, "encoder.block.1.layer.1.DenseReluDense.wi"},
+      {kEncoderRelativeBias,
+       "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"}};
+  for (const auto& [role, name] : names) {
+    const Raw& tensor = raw.at(name + ".weight");
+    ExpectTensor(*model, role, 1, tensor.shape[0], tensor.shape[1],
+                 [&](uint64_t r, uint64_t i) { return tensor.at(r, i); });
+  }
+}
+
 // A copy of a tiny folder whose files a test may change.
 class HfRefusalTest : public ::testing::Test {
  protected:
@@ -421,8 +462,8 @@ TEST_F(HfRefusalTest, NamesKeyAndValue) {
     std::string message;
   };
   const std::vector<Case> cases = {
-      {"tiny-llama2", "/model_type", "t5",
-       "config.json: model_type: \"t5\" is"},
+      {"tiny-llama2", "/model_type", "umt5",
+       "config.json: model_type: \"umt5\" is"},
       {"tiny-llama2", "/hidden_act", "mish", "hidden_act: \"mish\""},
       {"tiny-llama2", "/mlp_bias", true, "mlp_bias: true is not supported"},
       {"tiny-llama2", "/num_attention_heads", -4,
@@ -458,6 +499,18 @@ TEST_F(HfRefusalTest, NamesKeyAndValue) {
        "do_layer_norm_before: false"},
       {"later/tiny-phi3", "/partial_rotary_factor", 1.5,
        "partial_rotary_factor"},
+      {"later/tiny-t5", "/is_encoder_decoder", false,
+       "is_encoder_decoder: false"},
+      {"later/tiny-t5", "/feed_forward_proj", "gated-mish",
+       "feed_forward_proj: \"gated-mish\""},
+      {"later/tiny-t5", "/dense_act_fn", "silu",
+       "dense_act_fn: \"silu\" is not supported; with feed_forward_proj relu"},
+      {"later/tiny-t5", "/is_gated_act", true, "is_gated_act: true"},
+      {"later/tiny-t5", "/decoder_start_token_id", 384,
+       "decoder_start_token_id: 384"},
+      {"later/tiny-t5", "/num_layers", 3,
+       "encoder.block.2.layer.0.layer_norm.weight\" is missing"},
+      {"later/tiny-t5", "/num_decoder_layers", 1, "is not one of a 1-layer t5"},
   };
   for (const Case& c : cases) {
     Copy(c.folder);
@@ -481,6 +534,22 @@ TEST_F(HfRefusalTest, OlderKeysAloneMeanTheSame) {
     PC_ASSERT_OK(older);
     const auto newer = OpenTiny(name);
     EXPECT_EQ(*(*older)->Fingerprint(), *newer->Fingerprint()) << name;
+  }
+}
+
+TEST_F(HfRefusalTest, WhatAnEncoderDecoderIsComputedWithIsInItsFingerprint) {
+  Copy("later/tiny-t5");
+  const Digest plain = *(*OpenModelFile(folder_, {}))->Fingerprint();
+  for (const auto& [pointer, value] :
+       std::vector<std::pair<std::string, nlohmann::json>>{
+           {"/relative_attention_max_distance", 64},
+           {"/decoder_start_token_id", 7},
+           {"/scale_decoder_outputs", false}}) {
+    Copy("later/tiny-t5");
+    Configure(pointer, value);
+    const auto changed = OpenModelFile(folder_, {});
+    PC_ASSERT_OK(changed);
+    EXPECT_NE(*(*changed)->Fingerprint(), plain) << pointer;
   }
 }
 
