@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,9 +15,25 @@ namespace promptcache::worker {
 
 enum class LogitsWanted { kNone, kLast, kAll };
 
+// What rows of an encoder-decoder model are; other models have kDecoder only.
+enum class RowPart {
+  kDecoder,
+  // The first, or further, tokens of a segment: tokens that the encoder sees
+  // together, each all of them. Groups of a segment follow each other in one
+  // pass and are never cut.
+  kEncoder,
+  kEncoderContinued,
+};
+
 // Rows of one pass that belong together: consecutive tokens at consecutive
 // positions of one piece of a module or of one fresh span. Spans point into the
 // caller's memory and must outlive the call of Forward.
+//
+// Of an encoder-decoder, `visible` is what the decoder's attention to the
+// encoder reads, `own` the decoder's own tokens, at positions from 0. Encoder
+// rows see nothing but their segment: `visible` is empty, `own` is where the
+// keys and values go that the decoder will read, in full and from its first
+// token on, and positions are told by their differences within the segment.
 struct RowGroup {
   std::span<const int32_t> tokens;
   // Position of tokens[0]. For a fresh span of a plan: its plan position; for a
@@ -39,6 +56,7 @@ struct RowGroup {
   // which is what a table of embeddings knows. PlanModule::schema_start for the
   // rows of a module being encoded, else 0.
   int32_t embedding_position_offset = 0;
+  RowPart part = RowPart::kDecoder;
 };
 
 // A loaded model on a device. Forward is not reentrant: one pass at a time
@@ -66,6 +84,16 @@ class Backend {
   // of the model fingerprint of module keys.
   virtual const std::string& numerics() const = 0;
   virtual uint32_t num_threads() const = 0;
+
+  // Encoder-decoder models: the token that the decoder begins with. None: a
+  // decoder without an encoder.
+  virtual std::optional<int32_t> decoder_start() const { return std::nullopt; }
+  // The encoder's output [hidden] for the last of `tokens`, a segment; for
+  // checks against published values. Unimplemented without an encoder.
+  virtual absl::Status EncoderOutput(std::span<const int32_t>,
+                                     std::vector<float>*) {
+    return absl::UnimplementedError("the model has no encoder");
+  }
 };
 
 }  // namespace promptcache::worker

@@ -9,6 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "inference_worker/cpu/kernels.h"
+#include "inference_worker/engine/cpu_activation.h"
+#include "inference_worker/engine/cpu_encoder_decoder.h"
 #include "inference_worker/engine/cpu_weights.h"
 #include "inference_worker/engine/families/config_check.h"
 #include "inference_worker/engine/families/positions.h"
@@ -36,20 +38,6 @@ struct Activations {
   float* gate_up = nullptr;  // [block][2 * ffn]
   float* gated = nullptr;    // [block][ffn]
 };
-
-cpu::Activation ActivationOf(const ModelConfig& config) {
-  switch (config.activation) {
-    case Activation::kSilu:
-      return cpu::Activation::kSilu;
-    case Activation::kGelu:
-      return cpu::Activation::kGelu;
-    case Activation::kGeluTanh:
-      return cpu::Activation::kGeluTanh;
-    case Activation::kRelu:
-      return cpu::Activation::kRelu;
-  }
-  return cpu::Activation::kSilu;
-}
 
 // What turns and biases keys and queries; empty what the model does not use.
 struct PositionTables {
@@ -98,7 +86,7 @@ class CpuBackend final : public Backend {
         numerics_(absl::StrCat(weights.quantized ? "fast/" : "exact/",
                                kernels->name())),
         kernels_(std::move(kernels)),
-        activation_(ActivationOf(config)),
+        activation_(CpuActivationOf(config.activation)),
         context_length_(UsableContext(config)),
         positions_(std::move(positions)),
         weights_(std::move(weights)) {}
@@ -421,6 +409,10 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(
     return absl::InvalidArgumentError(absl::StrCat(
         "numerics \"fast\": ", file.path(),
         " has no matrix of a type that is multiplied as it is; use exact"));
+  }
+  if (config.is_encoder_decoder()) {
+    return CreateCpuEncoderDecoder(config, options.page_tokens,
+                                   std::move(kernels), std::move(weights));
   }
   return std::make_unique<CpuBackend>(config, options.page_tokens,
                                       std::move(kernels), std::move(positions),

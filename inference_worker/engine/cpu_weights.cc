@@ -17,6 +17,31 @@ struct Part {
   std::optional<TensorRole> bias;
 };
 
+// The tensors of a layer of one stack. Biases are of a decoder that stands
+// alone: no family with an encoder has any.
+struct LayerRoles {
+  TensorRole attention_norm = TensorRole::kAttentionNorm;
+  TensorRole query = TensorRole::kQuery;
+  TensorRole key = TensorRole::kKey;
+  TensorRole value = TensorRole::kValue;
+  TensorRole attention_out = TensorRole::kAttentionOut;
+  TensorRole ffn_norm = TensorRole::kFfnNorm;
+  TensorRole ffn_gate = TensorRole::kFfnGate;
+  TensorRole ffn_up = TensorRole::kFfnUp;
+  TensorRole ffn_down = TensorRole::kFfnDown;
+};
+constexpr LayerRoles kEncoderRoles = {
+    .attention_norm = TensorRole::kEncoderAttentionNorm,
+    .query = TensorRole::kEncoderQuery,
+    .key = TensorRole::kEncoderKey,
+    .value = TensorRole::kEncoderValue,
+    .attention_out = TensorRole::kEncoderAttentionOut,
+    .ffn_norm = TensorRole::kEncoderFfnNorm,
+    .ffn_gate = TensorRole::kEncoderFfnGate,
+    .ffn_up = TensorRole::kEncoderFfnUp,
+    .ffn_down = TensorRole::kEncoderFfnDown,
+};
+
 class Loader {
  public:
   Loader(const ModelFile& file, bool fast, cpu::Kernels& kernels,
@@ -55,32 +80,84 @@ class Loader {
         weights.output_norm,
         Norm(TensorRole::kOutputNorm, TensorRole::kOutputNormBias, 0));
     for (uint32_t i = 0; i < config_.num_layers; ++i) {
-      PC_ASSIGN_OR_RETURN(CpuLayerWeights layer, Layer(i));
+      PC_ASSIGN_OR_RETURN(CpuLayerWeights layer, Layer(i, LayerRoles{}));
       weights.layers.push_back(std::move(layer));
+    }
+    if (config_.is_encoder_decoder()) {
+      PC_RETURN_IF_ERROR(LoadEncoder(weights.encoder));
+      for (float& w : weights.output_norm.weight) w *= config_.output_scale;
     }
     weights.quantized = quantized_;
     return weights;
   }
 
  private:
-  absl::StatusOr<CpuLayerWeights> Layer(uint32_t i) {
+  absl::StatusOr<CpuLayerWeights> Layer(uint32_t i, const LayerRoles& roles) {
     CpuLayerWeights layer;
-    PC_RETURN_IF_ERROR(LoadNorms(i, layer));
-    PC_RETURN_IF_ERROR(LoadAttention(i, layer));
-    PC_RETURN_IF_ERROR(LoadFeedForward(i, layer));
+    PC_RETURN_IF_ERROR(LoadNorms(i, roles, layer));
+    PC_RETURN_IF_ERROR(LoadAttention(i, roles, layer));
+    PC_RETURN_IF_ERROR(LoadFeedForward(i, roles, layer));
     return layer;
   }
 
-  absl::Status LoadNorms(uint32_t i, CpuLayerWeights& layer) {
+  absl::Status LoadEncoder(CpuEncoderWeights& encoder) {
+    for (uint32_t i = 0; i < config_.encoder_layers; ++i) {
+      PC_ASSIGN_OR_RETURN(CpuLayerWeights layer, Layer(i, kEncoderRoles));
+      encoder.layers.push_back(std::move(layer));
+    }
+    PC_ASSIGN_OR_RETURN(encoder.output_norm,
+                        Norm(TensorRole::kEncoderOutputNorm, {}, 0));
+    for (uint32_t i = 0; i < config_.num_layers; ++i) {
+      PC_ASSIGN_OR_RETURN(CpuCrossWeights cross, Cross(i));
+      encoder.cross.push_back(std::move(cross));
+    }
+    PC_ASSIGN_OR_RETURN(encoder.relative_bias,
+                        RelativeBias(TensorRole::kEncoderRelativeBias));
+    PC_ASSIGN_OR_RETURN(encoder.decoder_relative_bias,
+                        RelativeBias(TensorRole::kRelativeBias));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<CpuCrossWeights> Cross(uint32_t i) {
+    const uint64_t hidden = config_.hidden_dim;
+    CpuCrossWeights cross;
+    PC_ASSIGN_OR_RETURN(cross.norm, Norm(TensorRole::kCrossNorm, {}, i));
+    PC_ASSIGN_OR_RETURN(
+        cross.query,
+        Projection(i, hidden, {{TensorRole::kCrossQuery, query_dim_, {}}}));
+    PC_ASSIGN_OR_RETURN(cross.key_value,
+                        Projection(i, hidden,
+                                   {{TensorRole::kCrossKey, kv_dim_, {}},
+                                    {TensorRole::kCrossValue, kv_dim_, {}}}));
+    PC_ASSIGN_OR_RETURN(
+        cross.out,
+        Projection(i, query_dim_, {{TensorRole::kCrossOut, hidden, {}}}));
+    return cross;
+  }
+
+  absl::StatusOr<std::vector<float>> RelativeBias(TensorRole role) {
+    PC_ASSIGN_OR_RETURN(
+        const TensorView view,
+        Tensor(role, 0, config_.relative_buckets, config_.num_heads));
+    std::vector<float> values(view.rows * view.cols);
+    for (uint64_t row = 0; row < view.rows; ++row) {
+      DequantizeRow(view, row,
+                    std::span(values).subspan(row * view.cols, view.cols));
+    }
+    return values;
+  }
+
+  absl::Status LoadNorms(uint32_t i, const LayerRoles& roles,
+                         CpuLayerWeights& layer) {
     PC_ASSIGN_OR_RETURN(
         layer.attention_norm,
-        Norm(TensorRole::kAttentionNorm, TensorRole::kAttentionNormBias, i));
+        Norm(roles.attention_norm, TensorRole::kAttentionNormBias, i));
     if (config_.residual == ResidualKind::kParallel &&
         config_.shared_parallel_norm) {
       layer.ffn_norm = layer.attention_norm;
     } else {
-      PC_ASSIGN_OR_RETURN(layer.ffn_norm, Norm(TensorRole::kFfnNorm,
-                                               TensorRole::kFfnNormBias, i));
+      PC_ASSIGN_OR_RETURN(layer.ffn_norm,
+                          Norm(roles.ffn_norm, TensorRole::kFfnNormBias, i));
     }
     if (config_.post_norms) {
       PC_ASSIGN_OR_RETURN(layer.post_attention_norm,
@@ -97,36 +174,38 @@ class Loader {
     return absl::OkStatus();
   }
 
-  absl::Status LoadAttention(uint32_t i, CpuLayerWeights& layer) {
+  absl::Status LoadAttention(uint32_t i, const LayerRoles& roles,
+                             CpuLayerWeights& layer) {
     const uint64_t hidden = config_.hidden_dim;
     PC_ASSIGN_OR_RETURN(
         layer.qkv,
         Projection(i, hidden,
-                   {{TensorRole::kQuery, query_dim_, TensorRole::kQueryBias},
-                    {TensorRole::kKey, kv_dim_, TensorRole::kKeyBias},
-                    {TensorRole::kValue, kv_dim_, TensorRole::kValueBias}}));
+                   {{roles.query, query_dim_, TensorRole::kQueryBias},
+                    {roles.key, kv_dim_, TensorRole::kKeyBias},
+                    {roles.value, kv_dim_, TensorRole::kValueBias}}));
     PC_ASSIGN_OR_RETURN(layer.attention_out,
                         Projection(i, query_dim_,
-                                   {{TensorRole::kAttentionOut, hidden,
+                                   {{roles.attention_out, hidden,
                                      TensorRole::kAttentionOutBias}}));
     return absl::OkStatus();
   }
 
-  absl::Status LoadFeedForward(uint32_t i, CpuLayerWeights& layer) {
+  absl::Status LoadFeedForward(uint32_t i, const LayerRoles& roles,
+                               CpuLayerWeights& layer) {
     const uint64_t hidden = config_.hidden_dim;
     const uint64_t ffn = config_.ffn_dim;
-    const Part up = {TensorRole::kFfnUp, ffn, TensorRole::kFfnUpBias};
+    const Part up = {roles.ffn_up, ffn, TensorRole::kFfnUpBias};
     if (config_.gated_ffn) {
       PC_ASSIGN_OR_RETURN(
           layer.gate_up,
-          Projection(i, hidden, {{TensorRole::kFfnGate, ffn, {}}, up}));
+          Projection(i, hidden, {{roles.ffn_gate, ffn, {}}, up}));
     } else {
       PC_ASSIGN_OR_RETURN(layer.gate_up, Projection(i, hidden, {up}));
     }
     PC_ASSIGN_OR_RETURN(
         layer.down,
         Projection(i, ffn,
-                   {{TensorRole::kFfnDown, hidden, TensorRole::kFfnDownBias}}));
+                   {{roles.ffn_down, hidden, TensorRole::kFfnDownBias}}));
     return absl::OkStatus();
   }
 
@@ -221,11 +300,15 @@ class Loader {
   void CountElements() {
     const uint64_t hidden = config_.hidden_dim;
     const uint64_t ffn_matrices = config_.gated_ffn ? 3 : 2;
-    const uint64_t layer = hidden * (2 * query_dim_ + 2 * kv_dim_ +
-                                     ffn_matrices * config_.ffn_dim);
+    const uint64_t attention = hidden * (2 * query_dim_ + 2 * kv_dim_);
+    const uint64_t layer = attention + hidden * ffn_matrices * config_.ffn_dim;
     const uint64_t embeddings = config_.tied_embeddings ? 1 : 2;
     all_elements_ =
         config_.num_layers * layer + embeddings * config_.vocab_size * hidden;
+    if (config_.is_encoder_decoder()) {
+      all_elements_ +=
+          config_.encoder_layers * layer + config_.num_layers * attention;
+    }
     if (config_.positions == PositionKind::kLearned) {
       all_elements_ += NumPositionRows() * hidden;
     }

@@ -39,6 +39,23 @@ struct CpuLayerWeights {
   CpuNorm post_ffn_norm;          // [hidden], or none
 };
 
+// Of an encoder-decoder: the decoder's attention to the encoder's output.
+struct CpuCrossWeights {
+  CpuNorm norm;             // [hidden]
+  CpuProjection query;      // [q, hidden]
+  CpuProjection key_value;  // [k + v, hidden], of the encoder's output
+  CpuProjection out;        // [hidden, q]
+};
+
+struct CpuEncoderWeights {
+  std::vector<CpuLayerWeights> layers;
+  CpuNorm output_norm;
+  std::vector<float> relative_bias;  // [bucket][head]
+  // The decoder's, beside CpuWeights::layers.
+  std::vector<CpuCrossWeights> cross;
+  std::vector<float> decoder_relative_bias;
+};
+
 // A model's weights packed for one set of kernels; norms and biases in fp32.
 struct CpuWeights {
   CpuMatrix embedding;  // [vocab, hidden]
@@ -47,7 +64,8 @@ struct CpuWeights {
   std::vector<float> output_bias;
   CpuNorm output_norm;
   std::vector<CpuLayerWeights> layers;
-  bool quantized = false;  // any matrix stays so
+  CpuEncoderWeights encoder;  // empty without one
+  bool quantized = false;     // any matrix stays so
 
   const CpuMatrix& head() const {
     return output.num_rows() > 0 ? output : embedding;

@@ -105,17 +105,55 @@ absl::Status CheckOwn(const RowGroup& group, const PassLimits& limits) {
                     own.num_tokens, limits.layout.page_tokens);
 }
 
-absl::Status CheckGroup(const RowGroup& group, const PassLimits& limits) {
+bool IsEncoder(const RowGroup& group) {
+  return group.part != RowPart::kDecoder;
+}
+
+// `before`: the group before it; null for the first.
+absl::Status CheckPart(const RowGroup& group, const RowGroup* before,
+                       const PassLimits& limits) {
+  if (!limits.encoder_decoder) {
+    if (!IsEncoder(group)) return absl::OkStatus();
+    return Invalid("rows of an encoder, which the model does not have");
+  }
+  if (!IsEncoder(group)) {
+    for (const KvView& view : group.visible) {
+      if (view.num_tokens > 0) return absl::OkStatus();
+    }
+    if (group.tokens.empty()) return absl::OkStatus();
+    return Invalid("rows of the decoder see nothing of an encoder");
+  }
+  if (group.part == RowPart::kEncoderContinued &&
+      (before == nullptr || !IsEncoder(*before))) {
+    return Invalid("a segment is continued that was not begun");
+  }
+  if (group.own.num_tokens != group.tokens.size()) {
+    return Invalid("own view has ", group.own.num_tokens, " tokens, the ",
+                   group.tokens.size(), " rows of the encoder must be all");
+  }
+  if (!group.visible.empty()) {
+    return Invalid("rows of the encoder see ", group.visible.size(), " views");
+  }
+  if (group.logits != LogitsWanted::kNone) {
+    return Invalid("rows of the encoder have no logits");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGroup(const RowGroup& group, const RowGroup* before,
+                        const PassLimits& limits) {
   if (group.tokens.size() > kMaxTokens) {
     return Invalid(group.tokens.size(), " rows exceed ", kMaxTokens);
   }
+  PC_RETURN_IF_ERROR(CheckPart(group, before, limits));
   PC_RETURN_IF_ERROR(CheckTokens(group.tokens, limits.vocab_size));
   PC_RETURN_IF_ERROR(CheckEmbeddingPositions(group, limits));
   PC_RETURN_IF_ERROR(CheckOwn(group, limits));
   for (size_t v = 0; v < group.visible.size(); ++v) {
     const KvView& view = group.visible[v];
     absl::Status status = CheckView(view, limits);
-    if (status.ok() && view.num_tokens > 0) {
+    // What the encoder has put out has no position.
+    if (status.ok() && view.num_tokens > 0 && !limits.encoder_decoder) {
       status = CheckDistance(group, view, limits);
     }
     if (!status.ok()) return Invalid("view ", v, ": ", status.message());
@@ -129,7 +167,8 @@ absl::Status CheckRowGroups(std::span<const RowGroup> groups,
                             const PassLimits& limits) {
   int64_t num_rows = 0;
   for (size_t g = 0; g < groups.size(); ++g) {
-    if (absl::Status s = CheckGroup(groups[g], limits); !s.ok()) {
+    const RowGroup* before = g > 0 ? &groups[g - 1] : nullptr;
+    if (absl::Status s = CheckGroup(groups[g], before, limits); !s.ok()) {
       return Invalid("row group ", g, ": ", s.message());
     }
     num_rows += static_cast<int64_t>(groups[g].tokens.size());

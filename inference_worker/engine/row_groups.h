@@ -16,6 +16,7 @@ struct PassLimits {
   int32_t max_distance = 0;
   // Positions that a learned table has; 0: there is no table.
   uint32_t num_positions = 0;
+  bool encoder_decoder = false;
 };
 
 // InvalidArgument, naming the group and the numbers, for anything that a pass

@@ -45,6 +45,82 @@ double RelativeError(std::span<const float> logits,
   return std::sqrt(error / size);
 }
 
+// Two segments and a decoder that sees both.
+class EncoderDecoderCheck {
+ public:
+  EncoderDecoderCheck(Backend& backend, PrivatePages& pages)
+      : backend_(backend),
+        pages_(pages),
+        tokens_(BuiltInTokens(kModuleTokens + 2 * kFreshTokens,
+                              backend.vocab_size())),
+        decoder_ids_(tokens_.end() - kFreshTokens, tokens_.end()) {
+    decoder_ids_.front() = *backend.decoder_start();
+  }
+
+  absl::StatusOr<ReuseErrors> Run() {
+    PC_ASSIGN_OR_RETURN(const std::vector<float> together, InOnePass());
+    PrivateSpan module(pages_, 0);
+    PrivateSpan fresh(pages_, kModuleTokens);
+    PC_ASSIGN_OR_RETURN(RowGroup group, Encode(Module(), module));
+    PC_RETURN_IF_ERROR(backend_.Forward({&group, 1}, &ignored_));
+    PC_ASSIGN_OR_RETURN(group, Encode(Fresh(), fresh));
+    PC_RETURN_IF_ERROR(backend_.Forward({&group, 1}, &ignored_));
+    const KvView in_place[] = {module.PlacedAt(0),
+                               fresh.PlacedAt(kModuleTokens)};
+    const KvView moved[] = {fresh.PlacedAt(0), module.PlacedAt(kOffset)};
+    PC_ASSIGN_OR_RETURN(const std::vector<float> apart, Decode(in_place));
+    PC_ASSIGN_OR_RETURN(const std::vector<float> elsewhere, Decode(moved));
+    return ReuseErrors{.in_place = RelativeError(apart, together),
+                       .moved = RelativeError(elsewhere, apart),
+                       .tolerance = kTolerance};
+  }
+
+ private:
+  std::span<const int32_t> Module() const {
+    return std::span(tokens_).first(kModuleTokens);
+  }
+  std::span<const int32_t> Fresh() const {
+    return std::span(tokens_).subspan(kModuleTokens, kFreshTokens);
+  }
+
+  static absl::StatusOr<RowGroup> Encode(std::span<const int32_t> tokens,
+                                         PrivateSpan& span) {
+    PC_ASSIGN_OR_RETURN(RowGroup group,
+                        span.Append(tokens, {}, LogitsWanted::kNone));
+    group.part = RowPart::kEncoder;
+    return group;
+  }
+
+  absl::StatusOr<std::vector<float>> InOnePass() {
+    PrivateSpan module(pages_, 0);
+    PrivateSpan fresh(pages_, kModuleTokens);
+    PrivateSpan decoder(pages_, 0);
+    std::vector<RowGroup> groups(3);
+    PC_ASSIGN_OR_RETURN(groups[0], Encode(Module(), module));
+    PC_ASSIGN_OR_RETURN(groups[1], Encode(Fresh(), fresh));
+    const KvView seen[] = {groups[0].own, groups[1].own};
+    PC_ASSIGN_OR_RETURN(groups[2],
+                        decoder.Append(decoder_ids_, seen, LogitsWanted::kAll));
+    std::vector<float> logits;
+    PC_RETURN_IF_ERROR(backend_.Forward(groups, &logits));
+    return logits;
+  }
+
+  absl::StatusOr<std::vector<float>> Decode(std::span<const KvView> seen) {
+    PrivateSpan decoder(pages_, 0);
+    std::vector<float> logits;
+    PC_RETURN_IF_ERROR(
+        decoder.Run(backend_, decoder_ids_, seen, LogitsWanted::kAll, &logits));
+    return logits;
+  }
+
+  Backend& backend_;
+  PrivatePages& pages_;
+  const std::vector<int32_t> tokens_;
+  std::vector<int32_t> decoder_ids_;
+  std::vector<float> ignored_;
+};
+
 class ReuseCheck {
  public:
   ReuseCheck(Backend& backend, PrivatePages& pages)
@@ -138,10 +214,13 @@ std::string ReuseErrors::ToString() const {
 
 absl::StatusOr<ReuseErrors> CheckReuse(Backend& backend, PrivatePages& pages,
                                        ReuseRule rule) {
-  if (backend.context_length() < 16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a context of ", backend.context_length(),
-                     " tokens is too short for the self-check"));
+  const uint32_t context = backend.context_length();
+  if (context < 16) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a context of ", context, " tokens is too short for the self-check"));
+  }
+  if (backend.decoder_start().has_value()) {
+    return EncoderDecoderCheck(backend, pages).Run();
   }
   return ReuseCheck(backend, pages).Run(rule);
 }

@@ -25,8 +25,11 @@ struct ReuseErrors {
 };
 
 // The correctness gate: runs a built-in token sequence of at most 64 tokens
-// three times. Errors are the backend's or the pool's; InvalidArgument for a
-// context too short to tell anything (16 tokens).
+// three times. Of an encoder-decoder: what the decoder makes of a module
+// encoded in a pass of its own, and of one that stands elsewhere in the plan,
+// where nothing may differ but orders of summation. Errors are the backend's or
+// the pool's; InvalidArgument for a context too short to tell anything (16
+// tokens).
 absl::StatusOr<ReuseErrors> CheckReuse(Backend& backend, PrivatePages& pages,
                                        ReuseRule rule);
 

@@ -23,6 +23,16 @@ double LogSumExp(std::span<const float> logits) {
   return best + std::log(sum);
 }
 
+double RmsError(std::span<const float> values,
+                std::span<const double> expected) {
+  double squares = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double error = values[i] - expected[i];
+    squares += error * error;
+  }
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
 class CaseCheck {
  public:
   CaseCheck(const VectorCase& expected, Backend& backend, PrivatePages& pages,
@@ -35,7 +45,8 @@ class CaseCheck {
 
   // The first difference, or "".
   absl::StatusOr<std::string> Run() {
-    if (!IdsAreInVocabulary()) return difference_;
+    if (!ModelFits() || !IdsAreInVocabulary()) return difference_;
+    if (!case_.decoder_ids.empty()) return RunEncoderDecoder();
     PC_RETURN_IF_ERROR(EncodeSegments());
     spans_.reserve(segments_.size() + case_.plan.size());
     std::vector<KvView> seen;
@@ -45,7 +56,7 @@ class CaseCheck {
         continue;
       }
       PrivateSpan& span = spans_.emplace_back(pages_, item.start);
-      PC_RETURN_IF_ERROR(RunFresh(item, span, seen));
+      PC_RETURN_IF_ERROR(RunFresh(item.fresh, span, seen));
       if (&item != &case_.plan.back()) {
         seen.push_back(span.PlacedAt(item.start));
       }
@@ -53,11 +64,73 @@ class CaseCheck {
     CompareMeanNll();
     CompareTop();
     CompareLast();
-    PC_RETURN_IF_ERROR(Continue(seen));
+    PC_RETURN_IF_ERROR(Continue(spans_.back(), seen));
     return difference_;
   }
 
  private:
+  absl::StatusOr<std::string> RunEncoderDecoder() {
+    segments_.reserve(case_.segments.size());
+    for (const VectorSegment& segment : case_.segments) {
+      PrivateSpan& span = segments_.emplace_back(pages_, segment.encode_start);
+      PC_RETURN_IF_ERROR(EncodeAlone(segment.ids, span));
+    }
+    spans_.reserve(case_.plan.size());
+    std::vector<KvView> seen;
+    for (const VectorItem& item : case_.plan) {
+      if (!item.segment.has_value()) {
+        PrivateSpan& span = spans_.emplace_back(pages_, item.start);
+        PC_RETURN_IF_ERROR(EncodeAlone(item.fresh, span));
+      }
+      const PrivateSpan& span =
+          item.segment.has_value() ? segments_[*item.segment] : spans_.back();
+      seen.push_back(span.PlacedAt(item.start));
+    }
+    PrivateSpan decoder(pages_, 0);
+    PC_RETURN_IF_ERROR(RunFresh(case_.decoder_ids, decoder, seen));
+    CompareLast();
+    PC_RETURN_IF_ERROR(CompareEncoder());
+    if (case_.greedy_ids.empty()) return difference_;
+    PrivateSpan greedy(pages_, 0);
+    PC_RETURN_IF_ERROR(greedy.Run(backend_, {case_.decoder_ids.data(), 1}, seen,
+                                  LogitsWanted::kLast, &logits_));
+    PC_RETURN_IF_ERROR(Continue(greedy, seen));
+    return difference_;
+  }
+
+  absl::Status EncodeAlone(std::span<const int32_t> ids, PrivateSpan& span) {
+    PC_ASSIGN_OR_RETURN(RowGroup group,
+                        span.Append(ids, {}, LogitsWanted::kNone));
+    group.part = RowPart::kEncoder;
+    return backend_.Forward({&group, 1}, &logits_);
+  }
+
+  absl::Status CompareEncoder() {
+    if (case_.encoder_last.empty()) return absl::OkStatus();
+    std::vector<float> output;
+    PC_RETURN_IF_ERROR(
+        backend_.EncoderOutput(case_.plan.back().fresh, &output));
+    if (output.size() != case_.encoder_last.size()) {
+      Differ(absl::StrCat("the encoder's output has ", output.size(),
+                          " elements, expected ", case_.encoder_last.size()));
+      return absl::OkStatus();
+    }
+    const double rms = RmsError(output, case_.encoder_last);
+    errors_.max_encoder_rms = std::max(errors_.max_encoder_rms, rms);
+    if (rms <= limits_.last_rms) return absl::OkStatus();
+    Differ(absl::StrCat("the encoder's last output differs by ", rms,
+                        " (root mean square)"));
+    return absl::OkStatus();
+  }
+
+  bool ModelFits() {
+    const bool has_encoder = backend_.decoder_start().has_value();
+    if (has_encoder == !case_.decoder_ids.empty()) return true;
+    Differ(has_encoder ? "the model has an encoder, the case no decoder_ids"
+                       : "the model has no encoder");
+    return false;
+  }
+
   bool IdsAreInVocabulary() {
     const auto check = [this](std::span<const int32_t> ids) {
       for (const int32_t id : ids) {
@@ -69,6 +142,7 @@ class CaseCheck {
     };
     for (const VectorSegment& segment : case_.segments) check(segment.ids);
     for (const VectorItem& item : case_.plan) check(item.fresh);
+    check(case_.decoder_ids);
     check(case_.top_ids);
     check(case_.greedy_ids);
     if (!case_.last_logits.empty() &&
@@ -94,9 +168,8 @@ class CaseCheck {
     return absl::OkStatus();
   }
 
-  absl::Status RunFresh(const VectorItem& item, PrivateSpan& span,
+  absl::Status RunFresh(std::span<const int32_t> ids, PrivateSpan& span,
                         std::span<const KvView> seen) {
-    const std::span<const int32_t> ids = item.fresh;
     for (size_t first = 0; first < ids.size(); first += kChunkRows) {
       const auto chunk =
           ids.subspan(first, std::min(kChunkRows, ids.size() - first));
@@ -165,30 +238,27 @@ class CaseCheck {
   void CompareLast() {
     if (case_.last_logits.empty()) return;
     const std::span<const float> last = LastRow();
-    double squares = 0;
     for (size_t i = 0; i < last.size(); ++i) {
-      const double error = last[i] - case_.last_logits[i];
-      squares += error * error;
-      errors_.max_logit = std::max(errors_.max_logit, std::abs(error));
+      errors_.max_logit =
+          std::max(errors_.max_logit, std::abs(last[i] - case_.last_logits[i]));
     }
-    const double rms = std::sqrt(squares / static_cast<double>(last.size()));
+    const double rms = RmsError(last, case_.last_logits);
     errors_.max_last_rms = std::max(errors_.max_last_rms, rms);
     if (rms <= limits_.last_rms) return;
     Differ(absl::StrCat("the last token's logits differ by ", rms,
                         " (root mean square)"));
   }
 
-  // Greedy decoding after the plan's last item: every choice after the tokens
-  // that are expected before it.
-  absl::Status Continue(std::span<const KvView> seen) {
+  // Greedy decoding after what `span` holds: every choice after the tokens that
+  // are expected before it.
+  absl::Status Continue(PrivateSpan& span, std::span<const KvView> seen) {
     int32_t chosen = Argmax(Row(logits_.size() / backend_.vocab_size() - 1));
     for (size_t i = 0; i < case_.greedy_ids.size(); ++i) {
       CompareChoice(absl::StrCat("greedy token ", i), chosen,
                     case_.greedy_ids[i], case_.greedy_margins[i]);
       if (i + 1 == case_.greedy_ids.size()) break;
-      PC_RETURN_IF_ERROR(spans_.back().Run(backend_, {&case_.greedy_ids[i], 1},
-                                           seen, LogitsWanted::kLast,
-                                           &logits_));
+      PC_RETURN_IF_ERROR(span.Run(backend_, {&case_.greedy_ids[i], 1}, seen,
+                                  LogitsWanted::kLast, &logits_));
       chosen = Argmax(Row(0));
     }
     return absl::OkStatus();
@@ -237,6 +307,12 @@ class CaseCheck {
   std::string difference_;
 };
 
+LogitLimits LimitsOf(const VectorCase& c) {
+  if (!c.decoder_ids.empty()) return LogitLimits::TinyEncoderDecoder();
+  if (c.last_logits.empty()) return LogitLimits::Published();
+  return LogitLimits::TinyModel(!c.segments.empty());
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<CaseResult>> CheckLogitVectors(
@@ -247,9 +323,7 @@ absl::StatusOr<std::vector<CaseResult>> CheckLogitVectors(
   LogitErrors unused;
   std::vector<CaseResult> results;
   for (const VectorCase& c : cases) {
-    const LogitLimits limits =
-        c.last_logits.empty() ? LogitLimits::Published()
-                              : LogitLimits::TinyModel(!c.segments.empty());
+    const LogitLimits limits = LimitsOf(c);
     PC_ASSIGN_OR_RETURN(
         std::string difference,
         CaseCheck(c, backend, pages, limits, errors ? *errors : unused).Run());

@@ -27,6 +27,10 @@ struct LogitLimits {
   static LogitLimits TinyModel(bool modular) {
     return {.margin = 0.3, .logsumexp = 0.15, .last_rms = modular ? 0.2 : 0.15};
   }
+  // The same for an encoder-decoder, whose logits are smaller.
+  static LogitLimits TinyEncoderDecoder() {
+    return {.margin = 0.1, .logsumexp = 0.15, .last_rms = 0.05};
+  }
 };
 
 // How far a backend was from all the values compared.
@@ -34,6 +38,7 @@ struct LogitErrors {
   double max_logit = 0;
   double max_logsumexp = 0;
   double max_last_rms = 0;
+  double max_encoder_rms = 0;  // of the encoder's last output
   double max_mean_nll = 0;
   double max_nll = 0;  // of a single token
   uint64_t num_choices = 0;

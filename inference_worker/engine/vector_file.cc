@@ -95,6 +95,15 @@ std::vector<VectorItem> ItemsAt(const std::vector<int32_t>& ids,
   return items;
 }
 
+// What an encoder-decoder's file has besides, an entry an input.
+void ReadEncoderDecoder(const Json& json, std::vector<VectorCase>& cases) {
+  if (!json.contains("decoder_inputs")) return;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    json.at("decoder_inputs").at(i).get_to(cases[i].decoder_ids);
+    json.at("encoder_last").at(i).get_to(cases[i].encoder_last);
+  }
+}
+
 std::vector<VectorCase> FolderCases(const Json& json) {
   std::vector<VectorCase> cases;
   const Json& inputs = json.at("inputs");
@@ -104,6 +113,7 @@ std::vector<VectorCase> FolderCases(const Json& json) {
     c.plan.push_back({.fresh = inputs[i].get<std::vector<int32_t>>()});
     ReadFolderOutcome(json, i, "argmax", "argmax_margin", "logsumexp", c);
   }
+  ReadEncoderDecoder(json, cases);
   for (const Json& greedy : json.at("greedy")) {
     VectorCase& c = cases.at(greedy.at("prompt_index").get<size_t>());
     greedy.at("new_ids").get_to(c.greedy_ids);
@@ -128,15 +138,12 @@ VectorCase FolderModularCase(const Json& json) {
   std::erase_if(c.plan, [](const VectorItem& item) {
     return !item.segment.has_value() && item.fresh.empty();
   });
-  ReadFolderOutcome(json, {}, "fresh_logits_argmax", "fresh_argmax_margin",
-                    "fresh_logsumexp", c);
+  c.decoder_ids = Optional<std::vector<int32_t>>(json, "decoder_ids");
+  const std::string of = c.decoder_ids.empty() ? "fresh_" : "decoder_";
+  ReadFolderOutcome(json, {}, (of + "logits_argmax").c_str(),
+                    (of + "argmax_margin").c_str(), (of + "logsumexp").c_str(),
+                    c);
   return c;
-}
-
-bool IsEncoderDecoder(const Json& json) {
-  return json.contains("decoder_inputs") ||
-         (json.contains("cases") && !json.at("cases").empty() &&
-          json.at("cases").at(0).contains("decoder_ids"));
 }
 
 std::vector<VectorCase> CasesOf(const Json& json) {
@@ -175,15 +182,18 @@ absl::Status CheckReferences(const VectorCase& c) {
       return Invalid("a plan item names no segment and holds no tokens");
     }
   }
-  if (c.plan.empty() || c.plan.back().segment.has_value()) {
+  if (c.plan.empty() ||
+      (c.decoder_ids.empty() && c.plan.back().segment.has_value())) {
     return Invalid("the plan does not end in fresh tokens");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckLengths(const VectorCase& c) {
-  size_t fresh = 0;
-  for (const VectorItem& item : c.plan) fresh += item.fresh.size();
+  size_t fresh = c.decoder_ids.size();
+  if (fresh == 0) {
+    for (const VectorItem& item : c.plan) fresh += item.fresh.size();
+  }
   if (c.argmax.size() != fresh || c.margin.size() != fresh) {
     return Invalid(absl::StrCat(fresh, " fresh tokens with ", c.argmax.size(),
                                 " argmax and ", c.margin.size(), " margins"));
@@ -217,9 +227,6 @@ absl::StatusOr<std::vector<VectorCase>> ParseVectorFile(
   // The JSON library throws; nothing gets past here.
   try {
     const Json json = Json::parse(json_text);
-    if (IsEncoderDecoder(json)) {
-      return absl::UnimplementedError("logits of an encoder-decoder");
-    }
     cases = CasesOf(json);
   } catch (const Json::exception& e) {
     return Invalid(absl::StrCat("not a file of logit vectors: ", e.what()));

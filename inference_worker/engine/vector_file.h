@@ -28,7 +28,12 @@ struct VectorItem {
 struct VectorCase {
   std::string name;
   std::vector<VectorSegment> segments;
-  std::vector<VectorItem> plan;  // ends in a fresh item
+  // Ends in a fresh item, but for an encoder-decoder.
+  std::vector<VectorItem> plan;
+  // Of an encoder-decoder: what the decoder is fed with; else empty. It sees
+  // the whole plan, and these are its tokens in all that follows.
+  std::vector<int32_t> decoder_ids;
+  std::vector<double> encoder_last;  // the encoder's last output; or empty
   // Of all fresh tokens in order.
   std::vector<int32_t> argmax;
   std::vector<double> margin;
@@ -39,12 +44,12 @@ struct VectorCase {
   std::vector<int32_t> top_ids;
   std::vector<double> top_logits;
   std::vector<double> last_logits;  // all of them; or empty
+  // After the last token; after the first token of decoder_ids alone.
   std::vector<int32_t> greedy_ids;
   std::vector<double> greedy_margins;
 };
 
 // InvalidArgument says what is wrong, with the case's name where there is one.
-// Unimplemented for an encoder-decoder's files.
 absl::StatusOr<std::vector<VectorCase>> ParseVectorFile(
     std::string_view json_text);
 

@@ -9,6 +9,7 @@
 
 #include "inference_worker/engine/families/config_check.h"
 #include "inference_worker/engine/families/positions.h"
+#include "inference_worker/engine/families/relative_bias.h"
 #include "inference_worker/engine/families/reuse.h"
 #include "tests/support/status_matchers.h"
 
@@ -198,6 +199,69 @@ TEST(ReuseRuleTest, FollowsFromHowPositionsEnter) {
   EXPECT_EQ(ReuseRuleOf(config), ReuseRule::kAnywhere);
   config.positions = PositionKind::kLearned;
   EXPECT_EQ(ReuseRuleOf(config), ReuseRule::kInPlace);
+}
+
+// Distances -140 to 140 in steps of 7 by the formula of transformers, in
+// float32 as there; 32 buckets up to 128.
+TEST(RelativeBucketTest, FollowsTheFormulaInBothDirections) {
+  const std::vector<uint32_t> both_ways = {
+      15, 15, 15, 15, 15, 15, 15, 15, 14, 14, 14, 13, 13, 13,
+      12, 12, 11, 10, 9,  7,  0,  23, 25, 26, 27, 28, 28, 29,
+      29, 29, 30, 30, 30, 31, 31, 31, 31, 31, 31, 31, 31};
+  const std::vector<uint32_t> backwards = {
+      31, 31, 31, 31, 30, 30, 29, 29, 28, 28, 27, 26, 25, 24,
+      23, 22, 20, 18, 14, 7,  0,  0,  0,  0,  0,  0,  0,  0,
+      0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0,  0};
+  size_t i = 0;
+  for (int32_t distance = -140; distance <= 140; distance += 7, ++i) {
+    EXPECT_EQ(RelativeBucket(distance, 32, 128, true), both_ways.at(i))
+        << distance;
+    EXPECT_EQ(RelativeBucket(distance, 32, 128, false), backwards.at(i))
+        << distance;
+  }
+}
+
+// 8 * (128 / 8) ^ (k / 8) is a whole number for k = 2, 4 and 6.
+TEST(RelativeBucketTest, AWholeNumberBeginsItsBucket) {
+  for (const auto& [distance, bucket] :
+       {std::pair{15, 9u}, {16, 10}, {31, 11}, {32, 12}, {63, 13}, {64, 14}}) {
+    EXPECT_EQ(RelativeBucket(-distance, 32, 128, true), bucket) << distance;
+  }
+}
+
+ModelConfig SmallT5() {
+  ModelConfig config = SmallConfig();
+  config.positions = PositionKind::kRelative;
+  config.encoder_layers = 2;
+  config.relative_buckets = 32;
+  config.relative_max_distance = 128;
+  return config;
+}
+
+TEST(CheckConfigTest, RefusesAnEncoderThatCannotBeComputed) {
+  PC_EXPECT_OK(CheckConfig(SmallT5()));
+  struct Damage {
+    void (*apply)(ModelConfig&);
+    const char* message;
+  };
+  const Damage damages[] = {
+      {[](ModelConfig& c) { c.encoder_layers = 0; }, "relative positions"},
+      {[](ModelConfig& c) { c.positions = PositionKind::kAlibi; },
+       "relative positions"},
+      {[](ModelConfig& c) { c.relative_buckets = 2; }, "2 buckets"},
+      {[](ModelConfig& c) { c.relative_buckets = 31; }, "31 buckets"},
+      {[](ModelConfig& c) { c.relative_max_distance = 16; }, "up to 16"},
+      {[](ModelConfig& c) { c.relative_max_distance = 1 << 20; },
+       "up to 1048576"},
+      {[](ModelConfig& c) { c.norm = NormKind::kLayer; }, "than T5's"},
+  };
+  for (const Damage& damage : damages) {
+    ModelConfig config = SmallT5();
+    damage.apply(config);
+    EXPECT_THAT(CheckConfig(config),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(damage.message)));
+  }
 }
 
 TEST(CheckConfigTest, RefusesWhatCannotBeComputed) {

@@ -20,17 +20,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// An encoder-decoder is not run by this engine.
-constexpr char kEncoderDecoder[] = "tiny-t5";
-
 std::vector<std::string> ModelFolders() {
   std::vector<std::string> folders;
   for (const auto& entry :
        fs::recursive_directory_iterator(TestDataPath("models"))) {
-    const fs::path folder = entry.path().parent_path();
-    if (entry.path().filename() == "config.json" &&
-        folder.filename() != kEncoderDecoder) {
-      folders.push_back(folder.string());
+    if (entry.path().filename() == "config.json") {
+      folders.push_back(entry.path().parent_path().string());
     }
   }
   std::sort(folders.begin(), folders.end());
@@ -75,10 +70,11 @@ class ModelFolderTest
     }
     std::printf(
         "%s %s %s: rms of a last row %.4f, logits within %.3f, log-sum-exps "
-        "within %.4f, %lu of %lu choices differ, margins up to %.3f\n",
+        "within %.4f, %lu of %lu choices differ, margins up to %.3f, rms of "
+        "an encoder's output %.4f\n",
         NameOf(folder).c_str(), kernels.c_str(), file, errors.max_last_rms,
         errors.max_logit, errors.max_logsumexp, errors.num_other_choices,
-        errors.num_choices, errors.max_margin_of_other);
+        errors.num_choices, errors.max_margin_of_other, errors.max_encoder_rms);
   }
 
   ModelConfig config_;

@@ -52,6 +52,43 @@ TEST(CheckRowGroupsTest, AcceptsWhatIsInRange) {
   PC_EXPECT_OK(CheckRowGroups({}, kLimits));
 }
 
+// A segment of two groups of the encoder, then the decoder, which sees it.
+TEST(CheckRowGroupsTest, PartsAreThoseOfTheModel) {
+  PassLimits limits = kLimits;
+  limits.encoder_decoder = true;
+  const Pass pass;
+  RowGroup encoder = pass.group;
+  encoder.part = RowPart::kEncoder;
+  encoder.visible = {};
+  encoder.own.num_tokens = 6;
+  encoder.own.local_position = 4;
+  RowGroup more = encoder;
+  more.part = RowPart::kEncoderContinued;
+  const auto check = [&limits](std::vector<RowGroup> groups) {
+    return CheckRowGroups(groups, limits);
+  };
+  PC_EXPECT_OK(check({encoder, more, pass.group}));
+  const auto refused = [](const char* why) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why));
+  };
+  EXPECT_THAT(check({more}), refused("continued that was not begun"));
+  EXPECT_THAT(check({pass.group, more}), refused("was not begun"));
+  RowGroup damaged = pass.group;
+  damaged.visible = {};
+  EXPECT_THAT(check({damaged}), refused("see nothing of an encoder"));
+  damaged = encoder;
+  damaged.visible = pass.views;
+  EXPECT_THAT(check({damaged}), refused("see 1 views"));
+  damaged = encoder;
+  damaged.logits = LogitsWanted::kLast;
+  EXPECT_THAT(check({damaged}), refused("have no logits"));
+  damaged = encoder;
+  damaged.own = pass.group.own;
+  EXPECT_THAT(check({damaged}), refused("must be all"));
+  limits.encoder_decoder = false;
+  EXPECT_THAT(check({encoder}), refused("does not have"));
+}
+
 TEST(CheckRowGroupsTest, LearnedPositionsAreThoseOfTheTable) {
   PassLimits limits = kLimits;
   limits.num_positions = 16;

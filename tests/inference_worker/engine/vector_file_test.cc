@@ -73,13 +73,39 @@ TEST(VectorFileTest, ReadsTheFilesOfAModelFolder) {
   EXPECT_EQ((*modular)[11].plan.size(), 3u);
 }
 
-TEST(VectorFileTest, SaysThatAnEncoderDecodersFilesCannotBeRun) {
-  for (const char* text : {R"({"inputs": [[1]], "decoder_inputs": [[0]]})",
-                           R"({"cases": [{"decoder_ids": [0]}]})"}) {
-    EXPECT_THAT(ParseVectorFile(text),
-                StatusIs(absl::StatusCode::kUnimplemented,
-                         HasSubstr("encoder-decoder")));
-  }
+TEST(VectorFileTest, ReadsAnEncoderDecodersFiles) {
+  auto plain =
+      ParseVectorFile(OfTinyModel("later/tiny-t5", "vectors.json").dump());
+  PC_ASSERT_OK(plain);
+  ASSERT_EQ(plain->size(), 5u);
+  const VectorCase& first = (*plain)[1];
+  EXPECT_EQ(first.plan.at(0).fresh.size(), 7u);
+  EXPECT_THAT(first.decoder_ids, ElementsAre(0, 50, 3, 180, 167));
+  EXPECT_EQ(first.argmax.size(), 5u);
+  EXPECT_EQ(first.encoder_last.size(), 64u);
+  EXPECT_EQ(first.greedy_ids.size(), 24u);
+
+  auto modular =
+      ParseVectorFile(OfTinyModel("later/tiny-t5", "modular.json").dump());
+  PC_ASSERT_OK(modular);
+  const VectorCase& alone = modular->at(1);
+  EXPECT_EQ(alone.name, "one_segment");
+  EXPECT_EQ(alone.plan.size(), 1u);
+  EXPECT_TRUE(alone.plan[0].segment.has_value());
+  EXPECT_EQ(alone.logsumexp.size(), alone.decoder_ids.size());
+}
+
+TEST(VectorFileTest, RefusesAnEncoderDecodersFileWithoutDecoderTokens) {
+  Json json = OfTinyModel("later/tiny-t5", "vectors.json");
+  json["decoder_inputs"].erase(4);
+  EXPECT_THAT(ParseVectorFile(json.dump()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("not a file of logit vectors")));
+  json = OfTinyModel("later/tiny-t5", "modular.json");
+  json["cases"][1]["decoder_ids"].erase(0);
+  EXPECT_THAT(ParseVectorFile(json.dump()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("case one_segment: 6 fresh tokens with 7")));
 }
 
 TEST(VectorFileTest, RefusesGreedyTokensOfAnInputThatIsNotThere) {
