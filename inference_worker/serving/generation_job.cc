@@ -8,10 +8,12 @@
 namespace promptcache::worker {
 namespace {
 
-uint32_t RoomAfter(const GenerationRequest& request, uint32_t context_length) {
+uint32_t RoomAfter(const GenerationRequest& request, uint32_t context_length,
+                   bool has_encoder) {
   const pml::Plan& plan = *request.prompt->plan;
-  const int32_t used =
-      request.full_attention ? plan.num_tokens : plan.next_position;
+  int32_t used = request.full_attention ? plan.num_tokens : plan.next_position;
+  // The decoder counts its own tokens only, and has its first one.
+  if (has_encoder) used = 1;
   const int64_t room = int64_t{context_length} - used;
   return static_cast<uint32_t>(
       std::clamp<int64_t>(room, 0, request.max_tokens));
@@ -23,12 +25,14 @@ GenerationJob::GenerationJob(GenerationRequest req,
                              std::shared_ptr<GenerationSink> s,
                              std::shared_ptr<CancelFlag> c, PrivatePages* pages,
                              const Tokenizer* tokenizer,
-                             uint32_t context_length)
+                             uint32_t context_length,
+                             std::optional<int32_t> decoder_start)
     : request(std::move(req)),
       sink(std::move(s)),
       cancel(std::move(c)),
       pages_(pages),
-      room_(RoomAfter(request, context_length)),
+      decoder_start_(decoder_start),
+      room_(RoomAfter(request, context_length, decoder_start.has_value())),
       tokens_(tokenizer, request, room_) {
   timings.compile = request.compile_time;
   MakeExecution();
@@ -40,6 +44,7 @@ void GenerationJob::MakeExecution() {
   PlanExecution::Options options;
   options.full_attention = request.full_attention;
   options.link_tokens = request.link_tokens;
+  options.decoder_start = decoder_start_;
   options.max_new_tokens = request.warm ? 0 : room_;
   execution_ = std::make_unique<PlanExecution>(request.prompt->plan,
                                                pages_->layout(), options);

@@ -46,7 +46,8 @@ class GenerationJob {
 
   GenerationJob(GenerationRequest request, std::shared_ptr<GenerationSink> sink,
                 std::shared_ptr<CancelFlag> cancel, PrivatePages* pages,
-                const Tokenizer* tokenizer, uint32_t context_length);
+                const Tokenizer* tokenizer, uint32_t context_length,
+                std::optional<int32_t> decoder_start);
   ~GenerationJob();
   GenerationJob(const GenerationJob&) = delete;
   GenerationJob& operator=(const GenerationJob&) = delete;
@@ -112,6 +113,7 @@ class GenerationJob {
   std::vector<MissReport> Misses() const;
 
   PrivatePages* const pages_;
+  const std::optional<int32_t> decoder_start_;  // of an encoder-decoder
   const uint32_t room_;  // tokens that fit after the plan
   TokenStream tokens_;
   std::unique_ptr<PlanExecution> execution_;

@@ -87,6 +87,7 @@ PlanExecution::PlanExecution(std::shared_ptr<const Plan> plan,
     : plan_(std::move(plan)), layout_(layout), options_(options) {
   modules_.resize(plan_->modules.size());
   generated_.reserve(options_.max_new_tokens);
+  start_token_ = options_.decoder_start.value_or(0);
   if (options_.full_attention) {
     for (const PlanSpan& span : plan_->spans) {
       flat_tokens_.insert(flat_tokens_.end(), span.tokens.begin(),
@@ -94,18 +95,19 @@ PlanExecution::PlanExecution(std::shared_ptr<const Plan> plan,
     }
     num_fresh_tokens_ = Size(flat_tokens_);
     next_position_ = static_cast<int32_t>(num_fresh_tokens_);
-    return;
+  } else {
+    CutIntoParts(options_.link_tokens);
+    next_position_ = plan_->next_position;
   }
-  CutIntoParts(options_.link_tokens);
-  next_position_ = plan_->next_position;
+  if (has_encoder()) next_position_ = 1;
 }
 
 void PlanExecution::CutIntoParts(uint32_t link_tokens) {
   for (uint32_t i = 0; i < plan_->spans.size(); ++i) {
     const PlanSpan& span = plan_->spans[i];
     const uint32_t size = Size(span.tokens);
-    if (span.kind == SpanKind::kFresh) {
-      parts_.push_back({SpanKind::kFresh, i, 0, size});
+    if (span.kind == SpanKind::kFresh || has_encoder()) {
+      parts_.push_back({span.kind, i, 0, size});
       continue;
     }
     const PlanModule& module = plan_->modules[static_cast<size_t>(span.module)];
@@ -127,7 +129,8 @@ void PlanExecution::CutIntoParts(uint32_t link_tokens) {
 }
 
 uint64_t PlanExecution::tail_pages() const {
-  return layout_.PagesFor(uint64_t{num_fresh_tokens_} +
+  const uint64_t first = has_encoder() ? 1 : 0;
+  return layout_.PagesFor(uint64_t{num_fresh_tokens_} + first +
                           options_.max_new_tokens);
 }
 
@@ -263,17 +266,32 @@ void PlanExecution::EncodeModule(size_t module,
   }
 
   for (const Draft& draft : drafts) {
+    const bool first = &draft == &drafts.front();
     Run run;
     run.tokens = *draft.tokens;
     run.position = draft.position;
     run.embedding_position_offset = m.schema_start;
-    run.visible = std::span<const KvView>(views).first(draft.own);
+    if (has_encoder()) {
+      run.part = first ? RowPart::kEncoder : RowPart::kEncoderContinued;
+    } else {
+      run.visible = std::span<const KvView>(views).first(draft.own);
+    }
     run.own = views[draft.own];
     run.own.num_tokens = 0;
     run.write_pages =
         draft.kept ? modules_[module].write.data() : temp.write.data();
     PushRun(std::move(run));
   }
+}
+
+KvView PlanExecution::CachedPartView(const SpanPart& part) const {
+  const PlanSpan& span = plan_->spans[part.span];
+  const auto module = static_cast<size_t>(span.module);
+  const PlanModule& m = plan_->modules[module];
+  const Piece& piece = m.pieces[static_cast<size_t>(span.piece)];
+  return ModuleView(module, PieceBase(m, span.piece) + part.first, part.count,
+                    span.start - piece.offset,
+                    piece.offset + static_cast<int32_t>(part.first));
 }
 
 void PlanExecution::ComputeFull() {
@@ -289,6 +307,7 @@ void PlanExecution::ComputeFull() {
 
 void PlanExecution::ComputeFresh() {
   CHECK(!tail_.read.empty());
+  if (has_encoder()) return ComputeSegments();
   if (options_.full_attention) return ComputeFull();
 
   uint32_t tail_used = 0;
@@ -302,13 +321,7 @@ void PlanExecution::ComputeFresh() {
       tail_used += part.count;
       continue;
     }
-    const auto module = static_cast<size_t>(span.module);
-    const PlanModule& m = plan_->modules[module];
-    const Piece& piece = m.pieces[static_cast<size_t>(span.piece)];
-    plan_views_.push_back(
-        ModuleView(module, PieceBase(m, span.piece) + part.first, part.count,
-                   span.start - piece.offset,
-                   piece.offset + static_cast<int32_t>(part.first)));
+    plan_views_.push_back(CachedPartView(part));
   }
 
   Run run;
@@ -340,6 +353,48 @@ void PlanExecution::ComputeFresh() {
   }
 }
 
+// The next tokens of a segment, of which `in_segment` came before these.
+void PlanExecution::PushSegmentRun(std::span<const int32_t> tokens,
+                                   uint32_t in_segment, uint32_t* tail_used) {
+  const auto count = static_cast<uint32_t>(tokens.size());
+  const auto position = static_cast<int32_t>(in_segment);
+  plan_views_.push_back({tail_.read.data(), *tail_used, count, position, 0});
+  Run run;
+  run.tokens = tokens;
+  run.position = position;
+  run.own = plan_views_.back();
+  run.own.num_tokens = 0;
+  run.write_pages = tail_.write.data();
+  run.part = in_segment == 0 ? RowPart::kEncoder : RowPart::kEncoderContinued;
+  PushRun(run);
+  *tail_used += count;
+}
+
+void PlanExecution::ComputeSegments() {
+  uint32_t tail_used = 0;
+  uint32_t in_segment = 0;
+  plan_views_.clear();
+  if (options_.full_attention) PushSegmentRun(flat_tokens_, 0, &tail_used);
+  for (const SpanPart& part : parts_) {
+    if (part.kind == SpanKind::kCached) {
+      plan_views_.push_back(CachedPartView(part));
+      in_segment = 0;
+      continue;
+    }
+    PushSegmentRun(plan_->spans[part.span].tokens, in_segment, &tail_used);
+    in_segment += part.count;
+  }
+  frame_ = Run{};
+  frame_.visible = plan_views_;
+  frame_.own = {tail_.read.data(), tail_used, 0, 0, 0};
+  frame_.write_pages = tail_.write.data();
+  Run start = frame_;
+  start.tokens = {&start_token_, 1};
+  start.logits = true;
+  PushRun(start);
+  frame_.own.num_tokens = 1;
+}
+
 void PlanExecution::Append(std::span<const int32_t> tokens) {
   CHECK(!tokens.empty());
   CHECK_LE(generated_.size() + tokens.size(), options_.max_new_tokens);
@@ -355,12 +410,27 @@ void PlanExecution::Append(std::span<const int32_t> tokens) {
   frame_.own.num_tokens += static_cast<uint32_t>(tokens.size());
 }
 
+// Of a run, when there is room for so many; a segment is taken with its first
+// run, as a whole or not at all.
+size_t PlanExecution::RowsToTake(size_t run, size_t room) const {
+  const size_t rows = runs_[run].tokens.size();
+  if (runs_[run].part == RowPart::kDecoder) return std::min(rows, room);
+  if (runs_[run].part == RowPart::kEncoderContinued || run == 0) return rows;
+  size_t all = rows;
+  for (size_t i = run + 1; i < runs_.size(); ++i) {
+    if (runs_[i].part != RowPart::kEncoderContinued) break;
+    all += runs_[i].tokens.size();
+  }
+  return all <= room ? rows : 0;
+}
+
 size_t PlanExecution::NextRows(size_t max_rows,
                                std::vector<RowGroup>* groups) const {
   size_t taken = 0;
-  for (const Run& run : runs_) {
-    if (taken == max_rows) break;
-    const size_t rows = std::min(run.tokens.size(), max_rows - taken);
+  for (size_t i = 0; i < runs_.size(); ++i) {
+    const Run& run = runs_[i];
+    const size_t rows = RowsToTake(i, max_rows - std::min(taken, max_rows));
+    if (rows == 0) break;
     RowGroup group;
     group.tokens = run.tokens.first(rows);
     group.position = run.position;
@@ -369,6 +439,7 @@ size_t PlanExecution::NextRows(size_t max_rows,
     group.own = run.own;
     group.own.num_tokens += static_cast<uint32_t>(rows);
     group.own_write_pages = run.write_pages;
+    group.part = run.part;
     group.logits = run.logits && rows == run.tokens.size()
                        ? LogitsWanted::kLast
                        : LogitsWanted::kNone;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -40,7 +41,8 @@ std::vector<bool> NeededModules(const pml::Plan& plan,
 // Rows form one queue in dependency order: modules in the order in which they
 // were added, then fresh parts in plan order, then generated tokens. A row
 // sees only what stands before it in the queue, so any prefix of the queue may
-// be one pass.
+// be one pass. But a segment of an encoder, whose tokens all see each other, is
+// in one pass as a whole.
 //
 // Pages are given, never owned. Thread-compatible; not movable, since views
 // point into it.
@@ -53,6 +55,12 @@ class PlanExecution {
     uint32_t link_tokens = 0;
     // Room for decoding.
     uint32_t max_new_tokens = 0;
+    // Encoder-decoder models: what the decoder begins with. The plan is one
+    // without contexts (segment_plan.h); each module, and each run of fresh
+    // spans, is a segment of the encoder, and generated tokens, at positions
+    // from 1, see all segments. Links do nothing, and a plan that ends in a
+    // module needs no token anew.
+    std::optional<int32_t> decoder_start;
   };
 
   PlanExecution(std::shared_ptr<const pml::Plan> plan, const KvLayout& layout,
@@ -89,8 +97,9 @@ class PlanExecution {
   void Append(std::span<const int32_t> tokens);
 
   size_t rows_left() const { return rows_left_; }
-  // Groups of the next rows, at most `max_rows`; returns how many. Valid until
-  // the next non-const call.
+  // Groups of the next rows, at most `max_rows`, or more when the first ones
+  // are an encoder's segment; returns how many. Valid until the next non-const
+  // call.
   size_t NextRows(size_t max_rows, std::vector<RowGroup>* groups) const;
   // These rows were computed.
   void Advance(size_t num_rows);
@@ -109,8 +118,10 @@ class PlanExecution {
     KvView own;  // num_tokens: those before the run's first token
     std::byte* const* write_pages = nullptr;
     bool logits = false;
+    RowPart part = RowPart::kDecoder;
   };
 
+  bool has_encoder() const { return options_.decoder_start.has_value(); }
   void CutIntoParts(uint32_t link_tokens);
   void PushRun(Run run);
   KvView ModuleView(size_t module, uint32_t first_token, uint32_t num_tokens,
@@ -118,13 +129,19 @@ class PlanExecution {
   void PushStates(const pml::ContextItem& item,
                   std::vector<KvView>* views) const;
   void ZeroUnusedSlots(size_t module);
+  KvView CachedPartView(const SpanPart& part) const;
   void ComputeFull();
+  void PushSegmentRun(std::span<const int32_t> tokens, uint32_t in_segment,
+                      uint32_t* tail_used);
+  void ComputeSegments();
+  size_t RowsToTake(size_t run, size_t room) const;
 
   const std::shared_ptr<const pml::Plan> plan_;
   const KvLayout layout_;
   const Options options_;
   std::vector<SpanPart> parts_;
   std::vector<int32_t> flat_tokens_;  // full attention: the plan's tokens
+  int32_t start_token_ = 0;           // of the decoder
   uint32_t num_fresh_tokens_ = 0;
   int32_t next_position_ = 0;
 

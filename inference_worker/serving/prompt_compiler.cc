@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "inference_worker/serving/segment_plan.h"
 #include "inference_worker/serving/warm_plan.h"
 
 namespace promptcache::worker {
@@ -147,6 +148,7 @@ void PromptCompiler::InvalidateAll() {
 std::shared_ptr<const CompiledPrompt> PromptCompiler::WithKeys(
     pml::Plan plan, const CompiledSchema* schema) const {
   auto prompt = std::make_shared<CompiledPrompt>();
+  if (options_.separate_segments) SeparateSegments(&plan);
   prompt->identities = ModuleIdentities(plan, options_.identity);
   prompt->policies.resize(plan.modules.size());
   if (schema != nullptr) {

@@ -58,6 +58,8 @@ class PromptCompiler {
   struct Options {
     IdentityBase identity;
     int32_t context_length = 0;
+    // An encoder-decoder model: segment_plan.h.
+    bool separate_segments = false;
     pml::Limits limits;
     size_t max_prompts = 512;
     // Of all prompts that are kept, together.

@@ -75,10 +75,15 @@ Scheduler::~Scheduler() {
 
 absl::StatusOr<std::shared_ptr<CancelFlag>> Scheduler::Submit(
     GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+  if (request.link_tokens > 0 && backend_->decoder_start().has_value()) {
+    return absl::InvalidArgumentError(
+        "link_tokens: the spans of an encoder-decoder model see nothing of "
+        "each other, there is nothing to link");
+  }
   auto cancel = std::make_shared<CancelFlag>();
-  auto job = std::make_shared<GenerationJob>(std::move(request),
-                                             std::move(sink), cancel, pages_,
-                                             tokenizer_, context_length_);
+  auto job = std::make_shared<GenerationJob>(
+      std::move(request), std::move(sink), cancel, pages_, tokenizer_,
+      context_length_, backend_->decoder_start());
   if (job->MaxPages() > pages_->capacity_pages()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the request may need ", job->MaxPages(),

@@ -77,9 +77,9 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   // Queues the request; its sink hears of everything that follows.
-  // ResourceExhausted when the queue is full; FailedPrecondition when the
-  // request could never have its pages; Unavailable when draining. Then the
-  // sink hears nothing.
+  // InvalidArgument for links with an encoder-decoder; ResourceExhausted when
+  // the queue is full; FailedPrecondition when the request could never have its
+  // pages; Unavailable when draining. Then the sink hears nothing.
   absl::StatusOr<std::shared_ptr<CancelFlag>> Submit(
       GenerationRequest request, std::shared_ptr<GenerationSink> sink)
       ABSL_LOCKS_EXCLUDED(mu_);

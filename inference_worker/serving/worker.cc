@@ -167,6 +167,7 @@ absl::Status Worker::Connect(const Options& options) {
   compile.identity.tokenizer_digest = tokenizer_->digest();
   compile.identity.layout = backend_->layout();
   compile.identity.absolute_positions = reuse_rule_ == ReuseRule::kInPlace;
+  compile.separate_segments = backend_->decoder_start().has_value();
   compile.context_length = static_cast<int32_t>(description_.context_length);
   compile.limits = options.limits;
   compiler_ = std::make_unique<PromptCompiler>(compile, tokenizer_.get(),

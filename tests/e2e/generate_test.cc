@@ -50,6 +50,31 @@ TEST_F(GenerateTest, CachedAnswersEqualBypassBitForBit) {
   EXPECT_EQ(cached.completed.exactness(), v1::EXACTNESS_MODULAR);
 }
 
+// An encoder-decoder's cross-attention states, of two workers.
+TEST_F(GenerateTest, AnEncoderDecoderAnswersFromTheCache) {
+  const std::string flag = "--model=" + TestDataPath("models/later/tiny-t5");
+  worker_ = StartWorker({flag});
+  auto other = StartWorker({flag});
+  WaitAttached(worker_.get());
+  WaitAttached(other.get());
+  PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
+  const Answer bypass = worker_->Generate(Bypass(Request(kPrompt)));
+  const Answer created = worker_->Generate(Request(kPrompt));
+  const Answer cached = other->Generate(Request(kPrompt));
+  for (const Answer* answer : {&bypass, &created, &cached}) {
+    PC_ASSERT_OK(answer->status);
+    EXPECT_GT(answer->ids.size(), 1u);
+    EXPECT_EQ(answer->ids, bypass.ids);
+    EXPECT_EQ(answer->completed.logits_sha256(),
+              bypass.completed.logits_sha256());
+    EXPECT_EQ(answer->completed.exactness(), v1::EXACTNESS_MODULAR);
+  }
+  EXPECT_EQ(bypass.usage().cached_tokens(), 0u);
+  EXPECT_GT(created.usage().created_tokens(), 0u);
+  EXPECT_EQ(cached.usage().cached_tokens(), created.usage().created_tokens());
+  EXPECT_EQ(cached.usage().created_tokens(), 0u);
+}
+
 TEST_F(GenerateTest, ASecondWorkerReadsWhatTheFirstEncoded) {
   PC_ASSERT_OK(worker_->PutSchema(SmallSchema("lib")));
   const Answer first = worker_->Generate(Request(kPrompt));

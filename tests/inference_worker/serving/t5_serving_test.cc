@@ -1,0 +1,346 @@
+// The scheduler over an encoder-decoder (tests/data/models/later/tiny-t5): PML
+// prompts of every shape, against the oracle, and what must not differ.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "inference_worker/engine/cpu_backend.h"
+#include "inference_worker/serving/prompt_compiler.h"
+#include "inference_worker/serving/scheduler.h"
+#include "tests/inference_worker/serving/fake_cache.h"
+#include "tests/inference_worker/serving/serving_fixture.h"
+#include "tests/support/reference_t5.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/test_files.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// As in model_serving_test.cc.
+constexpr double kTolerance = 0.03;
+
+constexpr char kSchema[] = R"(<schema name="trip">You are a guide.
+  <module name="style">Be brief. <param name="tone" length="12" scaffold="calm words"/> Always.</module>
+  <module name="city">The city is old.
+    <module name="food">People eat soup there.</module>
+    It rains.
+  </module>
+  <module name="plan-a">First we walk to the old bridge.</module>
+  <module name="plan-b">Then we sit by the water.</module>
+  <module name="today" cache="false">Today is a holiday.</module>
+  <scaffold modules="plan-a plan-b"/>
+</schema>)";
+constexpr char kBareSchema[] =
+    R"(<schema name="bare"><module name="plan-b">Then we sit by the water.)"
+    R"(</module></schema>)";
+
+struct PromptCase {
+  const char* name;
+  const char* pml;
+};
+constexpr PromptCase kCases[] = {
+    {"Preamble", R"(<prompt schema="trip">What now?</prompt>)"},
+    {"Argument", R"(<prompt schema="trip"><style tone="kind"/>Go.</prompt>)"},
+    {"ScaffoldText", R"(<prompt schema="trip"><style/>Go.</prompt>)"},
+    {"Nested", R"(<prompt schema="trip"><city><food/></city>Why?</prompt>)"},
+    {"ParentAlone", R"(<prompt schema="trip"><city/>Why?</prompt>)"},
+    {"Scaffold", R"(<prompt schema="trip"><plan-a/><plan-b/>And?</prompt>)"},
+    {"Reordered", R"(<prompt schema="trip"><plan-b/>So <plan-a/>?</prompt>)"},
+    {"Never", R"(<prompt schema="trip"><today/>Open?<city/></prompt>)"},
+    {"EndsInAModule", R"(<prompt schema="trip">Again: <plan-b/></prompt>)"},
+};
+
+class Schemas final : public SchemaSource {
+ public:
+  absl::StatusOr<SchemaRecord> Fetch(const std::string& name) override {
+    return SchemaRecord{.name = name,
+                        .revision = 1,
+                        .text = name == "trip" ? kSchema : kBareSchema};
+  }
+};
+
+struct TinyModel {
+  TinyModel() {
+    file = *OpenModelFile(TestDataPath("models/later/tiny-t5"), {});
+    tokenizer = *CreateTokenizer(*file);
+    backend = *CreateCpuBackend(*file, {.num_threads = 2});
+    oracle = *ReferenceT5::Create(*file);
+  }
+  std::unique_ptr<ModelFile> file;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<ReferenceT5> oracle;
+};
+
+// What the encoder makes of a plan, by the words of segment_plan.h.
+class PlanEncoder {
+ public:
+  PlanEncoder(const ReferenceT5& oracle, const pml::Plan& plan)
+      : oracle_(oracle), plan_(plan) {}
+
+  ReferenceT5::Rows Run() {
+    for (const pml::PlanSpan& span : plan_.spans) {
+      if (span.kind == pml::SpanKind::kFresh) {
+        run_.insert(run_.end(), span.tokens.begin(), span.tokens.end());
+        continue;
+      }
+      EndRun();
+      AddPiece(plan_.modules[static_cast<size_t>(span.module)], span.piece);
+    }
+    EndRun();
+    return std::move(memory_);
+  }
+
+ private:
+  void EndRun() {
+    if (run_.empty()) return;
+    for (auto& row : oracle_.Encode(std::exchange(run_, {}))) {
+      memory_.push_back(row);
+    }
+  }
+  void AddPiece(const pml::PlanModule& module, int32_t piece) {
+    std::map<int32_t, int32_t> ids;  // by position
+    const auto add = [&ids](const pml::Piece& text) {
+      for (size_t i = 0; i < text.tokens.size(); ++i) {
+        ids[text.offset + static_cast<int32_t>(i)] = text.tokens[i];
+      }
+    };
+    for (const pml::Piece& text : module.pieces) add(text);
+    for (const pml::Piece& text : module.placeholders) add(text);
+    std::vector<int32_t> positions, tokens;
+    for (const auto& [position, id] : ids) {
+      positions.push_back(position);
+      tokens.push_back(id);
+    }
+    const ReferenceT5::Rows rows = oracle_.Encode(tokens, positions);
+    const pml::Piece& wanted = module.pieces[static_cast<size_t>(piece)];
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int32_t at = positions[i] - wanted.offset;
+      if (at >= 0 && at < static_cast<int32_t>(wanted.tokens.size())) {
+        memory_.push_back(rows[i]);
+      }
+    }
+  }
+
+  const ReferenceT5& oracle_;
+  const pml::Plan& plan_;
+  std::vector<int32_t> run_;
+  ReferenceT5::Rows memory_;
+};
+
+class T5ServingTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { model_ = new TinyModel(); }
+  static void TearDownTestSuite() {
+    delete model_;
+    model_ = nullptr;
+  }
+
+  T5ServingTest() : cache_(model_->backend->layout()) {
+    PromptCompiler::Options options;
+    options.identity.tokenizer_digest = model_->tokenizer->digest();
+    options.identity.layout = model_->backend->layout();
+    options.context_length = 2048;
+    options.separate_segments = true;
+    compiler_ = std::make_unique<PromptCompiler>(
+        options, model_->tokenizer.get(), *ChatTemplate::FromName("plain"),
+        &schemas_);
+    pages_ = *PrivatePages::Create(model_->backend->layout(), 8 << 20);
+    client_ = cache_.NewClient();
+    Start({});
+  }
+  ~T5ServingTest() override {
+    scheduler_->Drain(absl::Now() + absl::Seconds(20));
+    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
+    scheduler_.reset();
+    EXPECT_EQ(cache_.counters().live_leases, 0u);
+    EXPECT_EQ(cache_.counters().bad_sums, 0u);
+  }
+
+  void Start(const Scheduler::Options& options) {
+    scheduler_.reset();
+    scheduler_ =
+        *Scheduler::Create(options, model_->backend.get(), pages_.get(),
+                           model_->tokenizer.get(), client_.get());
+  }
+  GenerationRequest Make(const PromptForm& form,
+                         pml::Layout layout = pml::Layout::kCompact) {
+    GenerationRequest request;
+    auto prompt = compiler_->Compile(form, layout);
+    PC_EXPECT_OK(prompt);
+    request.prompt = *prompt;
+    request.max_tokens = 6;
+    request.ignore_eos = true;
+    request.top_logprobs = model_->backend->vocab_size();
+    return request;
+  }
+  CompletedEvent Run(GenerationRequest request) {
+    last_ = std::make_shared<RecordingSink>();
+    PC_EXPECT_OK(scheduler_->Submit(std::move(request), last_));
+    EXPECT_TRUE(last_->WaitDone());
+    PC_EXPECT_OK(last_->status());
+    return last_->completed();
+  }
+  std::string Sha(GenerationRequest request) {
+    const CompletedEvent event = Run(std::move(request));
+    EXPECT_EQ(event.logits_sha256.size(), 64u);
+    return event.logits_sha256;
+  }
+  static GenerationRequest Bypass(GenerationRequest request) {
+    request.cache_mode = CacheMode::kBypass;
+    return request;
+  }
+
+  // Of the log-probabilities of the first token from what the oracle says.
+  double FirstTokenError(const pml::Plan& plan) {
+    const int32_t start = model_->file->config().decoder_start_token;
+    const ReferenceT5::Rows memory = PlanEncoder(*model_->oracle, plan).Run();
+    const auto expected = model_->oracle->Decode(memory, {&start, 1}).at(0);
+    double mean = 0, mean_expected = 0;
+    const auto count = static_cast<double>(expected.size());
+    for (const auto& [id, logprob] : last_->first_top()) {
+      mean += logprob / count;
+      mean_expected += expected[static_cast<size_t>(id)] / count;
+    }
+    double error = 0, size = 0;
+    for (const auto& [id, logprob] : last_->first_top()) {
+      const double centred = expected[static_cast<size_t>(id)] - mean_expected;
+      error += std::pow(logprob - mean - centred, 2);
+      size += centred * centred;
+    }
+    return std::sqrt(error / size);
+  }
+
+  static TinyModel* model_;
+  FakeCache cache_;
+  Schemas schemas_;
+  std::unique_ptr<PromptCompiler> compiler_;
+  std::unique_ptr<PrivatePages> pages_;
+  std::unique_ptr<CacheClient> client_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::shared_ptr<RecordingSink> last_;
+};
+
+TinyModel* T5ServingTest::model_ = nullptr;
+
+TEST_F(T5ServingTest, CachedAndBypassedLogitsAreEqualBitForBit) {
+  for (const pml::Layout layout :
+       {pml::Layout::kCompact, pml::Layout::kSchema}) {
+    for (const PromptCase& c : kCases) {
+      const GenerationRequest request = Make(PmlText{c.pml}, layout);
+      const std::string expected = Sha(Bypass(request));
+      EXPECT_EQ(Sha(request), expected) << c.name;
+      const CompletedEvent cached = Run(request);
+      EXPECT_EQ(cached.logits_sha256, expected) << c.name;
+      EXPECT_EQ(cached.usage.created_tokens, 0u) << c.name;
+      EXPECT_EQ(cached.usage.cached_tokens,
+                static_cast<uint32_t>(request.prompt->plan->num_cached_tokens))
+          << c.name;
+      EXPECT_THAT(cached.notices, IsEmpty()) << c.name;
+    }
+  }
+}
+
+TEST_F(T5ServingTest, AgreesWithTheOracle) {
+  for (const PromptCase& c : kCases) {
+    const GenerationRequest request = Make(PmlText{c.pml});
+    Run(request);
+    EXPECT_LT(FirstTokenError(*request.prompt->plan), kTolerance) << c.name;
+  }
+  // Which sees a token that is left out.
+  const GenerationRequest request = Make(PmlText{kCases[3].pml});
+  Run(request);
+  pml::Plan plan = *request.prompt->plan;
+  plan.spans.back().tokens.pop_back();
+  EXPECT_GT(FirstTokenError(plan), 1.5 * kTolerance);
+}
+
+TEST_F(T5ServingTest, ChunksAndCompanyChangeNoBit) {
+  std::vector<std::string> expected;
+  for (const PromptCase& c : kCases) {
+    expected.push_back(Sha(Make(PmlText{c.pml})));
+  }
+  for (const uint32_t step_tokens : {17, 40}) {
+    cache_.RevokeAll();
+    Start({.step_tokens = step_tokens});
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (const PromptCase& c : kCases) {
+      sinks.push_back(std::make_shared<RecordingSink>());
+      PC_ASSERT_OK(scheduler_->Submit(Make(PmlText{c.pml}), sinks.back()));
+    }
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      ASSERT_TRUE(sinks[i]->WaitDone());
+      EXPECT_EQ(sinks[i]->completed().logits_sha256, expected[i])
+          << kCases[i].name << " in steps of " << step_tokens;
+    }
+  }
+}
+
+TEST_F(T5ServingTest, OnePlanOfOneSegmentIsExact) {
+  for (const PromptCase& c : kCases) {
+    EXPECT_EQ(Make(PmlText{c.pml}).prompt->plan->exactness,
+              pml::Exactness::kModular)
+        << c.name;
+  }
+  const PromptForm text = PlainText{"Where do we sit by the water?"};
+  const PromptForm module =
+      PmlText{R"(<prompt schema="bare"><plan-b/></prompt>)"};
+  for (const PromptForm& form : {text, module}) {
+    const GenerationRequest request = Make(form);
+    EXPECT_EQ(request.prompt->plan->exactness, pml::Exactness::kExact);
+    GenerationRequest full = request;
+    full.full_attention = true;
+    EXPECT_EQ(Sha(request), Sha(full));
+  }
+}
+
+TEST_F(T5ServingTest, AModuleIsTheSameBehindAnyText) {
+  Run(Make(PmlText{R"(<prompt schema="trip"><plan-b/>Go.</prompt>)"}));
+  EXPECT_EQ(cache_.counters().commits, 2u);  // with the preamble
+  const CompletedEvent event =
+      Run(Make(PmlText{R"(<prompt schema="bare"><plan-b/>Go.</prompt>)"}));
+  EXPECT_EQ(cache_.counters().commits, 2u);
+  EXPECT_GT(event.usage.cached_tokens, 0u);
+}
+
+TEST_F(T5ServingTest, WarmedModulesAreHits) {
+  auto prompts = compiler_->CompileWarm("trip", {}, nullptr);
+  PC_ASSERT_OK(prompts);
+  for (const auto& prompt : *prompts) {
+    GenerationRequest request;
+    request.prompt = prompt;
+    request.max_tokens = 1;
+    request.warm = true;
+    Run(std::move(request));
+  }
+  for (const PromptCase& c : kCases) {
+    EXPECT_EQ(Run(Make(PmlText{c.pml})).usage.created_tokens, 0u) << c.name;
+  }
+}
+
+TEST_F(T5ServingTest, LinksAreRefused) {
+  GenerationRequest request = Make(PmlText{kCases[0].pml});
+  request.link_tokens = 1;
+  EXPECT_THAT(
+      scheduler_->Submit(request, std::make_shared<RecordingSink>()).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("link_tokens")));
+}
+
+TEST_F(T5ServingTest, TheDecoderHasTheContextForItself) {
+  Start({.context_length = 12});
+  GenerationRequest request = Make(PlainText{"Where do we sit?"});
+  request.max_tokens = 100;
+  const CompletedEvent event = Run(request);
+  EXPECT_EQ(event.finish_reason, FinishReason::kContext);
+  EXPECT_EQ(event.usage.completion_tokens, 11u);
+}
+
+}  // namespace
+}  // namespace promptcache::worker
