@@ -167,7 +167,8 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
     const PromptForm& form, pml::Layout layout) {
   PromptEntry entry;
   const pml::CompileOptions options{.layout = layout,
-                                    .context_length = options_.context_length};
+                                    .context_length = options_.context_length,
+                                    .limits = options_.limits};
   absl::StatusOr<pml::Plan> plan = absl::InternalError("no form");
   if (const auto* plain = std::get_if<PlainText>(&form)) {
     plan = pml::CompileText(plain->text, *tokenizer_, options);

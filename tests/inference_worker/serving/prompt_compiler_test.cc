@@ -14,7 +14,9 @@
 namespace promptcache::worker {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 
 // A registry that counts, changes and goes away.
 class FakeSource final : public SchemaSource {
@@ -173,6 +175,28 @@ TEST_F(PromptCompilerTest, FaultsAreTold) {
   EXPECT_THAT(
       compiler_->Compile(PlainText{""}, pml::Layout::kCompact),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no tokens")));
+}
+
+TEST_F(PromptCompilerTest, TheLimitHoldsForEveryFormOfAPrompt) {
+  PromptCompiler::Options options;
+  options.context_length = 1000;
+  options.limits.prompt_bytes = 50;
+  compiler_ = std::make_unique<PromptCompiler>(
+      options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
+  const std::string text(51, 'x');
+  for (const PromptForm& form :
+       {PromptForm(PmlText{"<prompt schema=\"s\">" + text + "</prompt>"}),
+        PromptForm(PlainText{text}),
+        PromptForm(pml::StructuredPrompt{.schema = "s", .items = {{text}}}),
+        PromptForm(std::vector<pml::ChatMessage>{{"user", text}})}) {
+    const auto prompt = compiler_->Compile(form, std::nullopt);
+    const auto error = pml::PmlErrorOf(prompt.status());
+    ASSERT_TRUE(error.has_value()) << form.index() << ": " << prompt.status();
+    EXPECT_EQ(error->reason, "PML_LIMIT");
+    EXPECT_THAT(error->numbers, Contains(Pair("limit", 50)));
+    EXPECT_THAT(error->detail, HasSubstr("document bytes"));
+  }
+  PC_EXPECT_OK(compiler_->Compile(PlainText{std::string(50, 'x')}, {}));
 }
 
 TEST_F(PromptCompilerTest, PoliciesAreTheModulesOwnOrTheSchemas) {
