@@ -153,6 +153,20 @@ void DropUnneeded(const GenerationRequest& request, ModuleSet* set) {
   if (!unneeded.empty()) set->lease->Abort(unneeded);
 }
 
+// The daemon keeps such modules all the same, until it needs their memory.
+void NoteRefusedPins(const pml::Plan& plan, ModuleSet* set) {
+  std::string names;
+  for (size_t i = 0; i < set->committed.size(); ++i) {
+    if (!set->committed[i] || !set->lease->modules()[i].pin_refused) continue;
+    const std::string& path = plan.modules[i].path;
+    absl::StrAppend(&names, names.empty() ? "" : ", ",
+                    path.empty() ? "the preamble" : path);
+  }
+  if (names.empty()) return;
+  set->AddNotice(
+      absl::StrCat("not pinned, the daemon's pin budget has no room: ", names));
+}
+
 }  // namespace
 
 bool ModuleSet::HasPending() const {
@@ -297,6 +311,7 @@ int CommitModules(const GenerationRequest& request,
     all = all && (*committed)[k];
   }
   if (!all) set->AddNotice("modules were not kept: the reservation was gone");
+  NoteRefusedPins(plan, set);
   return all ? static_cast<int>(indices.size()) : -1;
 }
 

@@ -71,6 +71,10 @@ std::string Counts(const v1::CacheStats& stats) {
         HumanBytes(eviction.bytes()),
         EnumWord(v1::EvictReason_descriptor(), eviction.reason()));
   }
+  if (stats.pins_refused() > 0) {
+    absl::StrAppendFormat(&out, "pins      %s refused: the budget is full\n",
+                          WithCommas(stats.pins_refused()));
+  }
   absl::StrAppendFormat(
       &out,
       "moves     %s promotions, %s demotions; %s commits, %s aborted, %s "

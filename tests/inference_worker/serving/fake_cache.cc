@@ -76,9 +76,12 @@ class FakeLease final : public CacheLease {
     std::vector<bool> done;
     for (const CommitModule& commit : commits) {
       FakeCache::Entry* entry = nullptr;
-      for (const auto& e : entries_) {
+      size_t index = 0;
+      for (size_t i = 0; i < entries_.size(); ++i) {
+        const auto& e = entries_[i];
         if (e != nullptr && e->reservation_id == commit.reservation_id) {
           entry = e.get();
+          index = i;
         }
       }
       if (entry == nullptr || entry->gone || cache_->lose_reservations_) {
@@ -93,6 +96,7 @@ class FakeLease final : public CacheLease {
       }
       entry->sums = commit.page_sums;
       entry->reservation_id = 0;
+      modules_[index].pin_refused = commit.pin && cache_->refuse_pins_;
       ++cache_->counters_.commits;
       --cache_->counters_.live_reservations;
       cache_->committed_.push_back(commit);
@@ -278,6 +282,11 @@ void FakeCache::SetDifferingField(IdentityField field) {
 void FakeCache::SetLoseReservations(bool lose) {
   MutexLock lock(&mu_);
   lose_reservations_ = lose;
+}
+
+void FakeCache::SetRefusePins(bool refuse) {
+  MutexLock lock(&mu_);
+  refuse_pins_ = refuse;
 }
 
 void FakeCache::RevokeAll() {

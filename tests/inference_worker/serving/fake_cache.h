@@ -50,6 +50,8 @@ class FakeCache {
   void SetDifferingField(IdentityField field) ABSL_LOCKS_EXCLUDED(mu_);
   // Commits answer that the reservations are gone.
   void SetLoseReservations(bool lose) ABSL_LOCKS_EXCLUDED(mu_);
+  // Commits answer that the pin budget is full.
+  void SetRefusePins(bool refuse) ABSL_LOCKS_EXCLUDED(mu_);
   // Drops what is committed although leases read it; its bytes change, too.
   void RevokeAll() ABSL_LOCKS_EXCLUDED(mu_);
   // Flips one byte of every committed page.
@@ -85,6 +87,7 @@ class FakeCache {
   bool down_ ABSL_GUARDED_BY(mu_) = false;
   bool no_memory_ ABSL_GUARDED_BY(mu_) = false;
   bool lose_reservations_ ABSL_GUARDED_BY(mu_) = false;
+  bool refuse_pins_ ABSL_GUARDED_BY(mu_) = false;
   IdentityField differing_field_ ABSL_GUARDED_BY(mu_) = IdentityField::kNone;
 };
 

@@ -571,6 +571,27 @@ TEST_F(SchedulerTest, WarmingEncodesModulesAndNothingElse) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
 }
 
+TEST_F(SchedulerTest, ARefusedPinIsTold) {
+  Start();
+  PlanBuilder b(3);
+  b.AddModule({});
+  b.AddModule({});
+  GenerationRequest request = Request(b.Build());
+  auto prompt = std::make_shared<CompiledPrompt>(*request.prompt);
+  prompt->policies[1].pin = true;
+  request.prompt = prompt;
+  request.warm = true;
+  cache_.SetRefusePins(true);
+  auto sink = Run(request);
+  PC_EXPECT_OK(sink->status());
+  EXPECT_THAT(sink->completed().modules, Each(StateSource::kCreated));
+  EXPECT_THAT(sink->completed().notices,
+              ElementsAre("not pinned, the daemon's pin budget has no room: " +
+                          prompt->plan->modules[1].path));
+  // What is there already is not committed again.
+  EXPECT_THAT(Run(request)->completed().notices, IsEmpty());
+}
+
 TEST_F(SchedulerTest, DrainingRefusesNewRequestsAndFinishesTheOld) {
   Start();
   Gate go;
