@@ -49,10 +49,14 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(
       kExitUnreachable);
 }
 
-// What a call ended with, as the command line reports it.
+// What a call ended with, as the command line reports it. Unavailable is a
+// connection that was lost, or a worker that lacks its daemon.
 absl::Status CallStatus(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
-  return WithExitCode(rpc::FromGrpcStatus(status), kExitRefused);
+  return WithExitCode(rpc::FromGrpcStatus(status),
+                      status.error_code() == grpc::StatusCode::UNAVAILABLE
+                          ? kExitUnreachable
+                          : kExitRefused);
 }
 
 // Contexts of running calls, so that another thread can end them.
