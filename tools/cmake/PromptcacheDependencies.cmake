@@ -19,13 +19,11 @@ if(PROMPTCACHE_RPC)
   find_package(CLI11 CONFIG REQUIRED)
 endif()
 
-# The CUDA toolkit is optional; nothing needs it yet but the GPU tier.
-set(PROMPTCACHE_HAVE_CUDA OFF)
+# The CUDA toolkit is optional: it is looked for, and nothing is built with it
+# yet. ON insists on it.
 if(NOT PROMPTCACHE_CUDA STREQUAL "OFF")
   find_package(CUDAToolkit QUIET)
-  if(CUDAToolkit_FOUND)
-    set(PROMPTCACHE_HAVE_CUDA ON)
-  elseif(PROMPTCACHE_CUDA STREQUAL "ON")
+  if(NOT CUDAToolkit_FOUND AND PROMPTCACHE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "PROMPTCACHE_CUDA=ON, but no CUDA toolkit was found")
   endif()
 endif()
