@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "tests/e2e/node_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -156,6 +157,63 @@ TEST_F(CliTest, EveryCommandTalksToTheServers) {
   EXPECT_EQ(run({"schema", "list"}).size(), 0u);
 }
 
+// The complete lines of what a running command has written.
+std::vector<std::string> LinesOf(const ChildProcess& process) {
+  std::vector<std::string> lines = absl::StrSplit(process.Log(), '\n');
+  lines.pop_back();
+  return lines;
+}
+
+TEST_F(CliTest, EventsEndAfterTheirCount) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  auto events = StartCli(
+      {"events", "--count", "3", "--json", "--daemon", daemon_address()});
+  PC_ASSERT_OK(events);
+  // Something happens until it has seen three.
+  int revision = 0;
+  ASSERT_TRUE(Eventually(absl::Seconds(60), [&] {
+    PC_EXPECT_OK(worker->PutSchema(BigSchema("lib", ++revision)));
+    return !events->Running();
+  }));
+  EXPECT_THAT(events->Wait(absl::Seconds(1)), IsOkAndHolds("exit status 0"));
+  const std::vector<std::string> lines = LinesOf(*events);
+  ASSERT_EQ(lines.size(), 3u) << events->Log();
+  for (const std::string& line : lines) {
+    const Json event = Json::parse(line, nullptr, false);
+    ASSERT_TRUE(event.is_object()) << line;
+    EXPECT_EQ(event["kind"], "schema_changed");
+    EXPECT_EQ(event["schema"], "lib");
+  }
+}
+
+TEST_F(CliTest, WatchedStatisticsAreALineEach) {
+  UseTinyModel();
+  StartDaemon();
+  auto watch = StartCli({"stats", "--watch", "--interval", "0.05", "--json",
+                         "--daemon", daemon_address()});
+  PC_ASSERT_OK(watch);
+  const auto sessions = [&] {
+    const auto lines = LinesOf(*watch);
+    const Json last =
+        lines.empty() ? Json() : Json::parse(lines.back(), nullptr, false);
+    return last.is_object() ? last["num_sessions"].get<int>() : -1;
+  };
+  ASSERT_TRUE(Eventually(absl::Seconds(30), [&] { return sessions() == 0; }));
+  // It goes on, and sees what changes.
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  EXPECT_TRUE(Eventually(absl::Seconds(30), [&] { return sessions() == 1; }));
+  for (const std::string& line : LinesOf(*watch)) {
+    EXPECT_TRUE(Json::parse(line, nullptr, false).is_object()) << line;
+  }
+  EXPECT_TRUE(watch->Running());
+  PC_ASSERT_OK(daemon().Signal(SIGKILL));
+  EXPECT_THAT(watch->Wait(absl::Seconds(60)), IsOkAndHolds("exit status 3"));
+}
+
 TEST_F(CliTest, WarmingThatKeepsNothingIsExitOne) {
   UseTinyModel();
   auto worker = StartWorker();
@@ -165,6 +223,21 @@ TEST_F(CliTest, WarmingThatKeepsNothingIsExitOne) {
   const CliResult result = Cli({"warm", "big", "--worker", worker->address()});
   EXPECT_EQ(result.ended, "exit status 1") << result.out;
   EXPECT_THAT(result.error, HasSubstr("are not in the cache"));
+}
+
+TEST_F(CliTest, APinOverTheBudgetIsSaid) {
+  UseTinyModel();
+  StartDaemon({"--pin_budget_bytes=0"});
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->PutSchema(SmallSchema("lib")));
+  const CliResult warmed =
+      Cli({"warm", "lib", "a", "--pin", "--worker", worker->address()});
+  EXPECT_EQ(warmed.ended, "exit status 0") << warmed.error;
+  EXPECT_THAT(warmed.error, HasSubstr("note: not pinned, the daemon's pin "
+                                      "budget has no room: "));
+  EXPECT_THAT(Cli({"stats", "--daemon", daemon_address()}).out,
+              HasSubstr("refused: the budget is full"));
 }
 
 TEST_F(CliTest, AServersRefusalIsExitFour) {

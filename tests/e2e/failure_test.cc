@@ -21,16 +21,19 @@ namespace {
 constexpr char kPrompt[] =
     "<prompt schema=\"lib\"><c/><a/><user>When does it open?</user></prompt>";
 constexpr char kBigPrompt[] = "<prompt schema=\"book\"><big/>And then</prompt>";
+constexpr char kBothPrompt[] =
+    "<prompt schema=\"book\"><thin/><big/>And then</prompt>";
 // About 2,900 tokens of the slow model.
 constexpr int kBigWords = 420;
 
 class FailureTest : public NodeTest {
  protected:
-  // Asks `worker` for the big module on another thread and returns once the
-  // daemon has reserved memory for it: the worker is encoding now.
-  void StartEncoding(WorkerProcess* worker) {
-    thread_ = std::thread([this, worker] {
-      answer_ = worker->Generate(Request(kBigPrompt, 2), absl::Seconds(60));
+  // Asks `worker` for a prompt with the big module on another thread and
+  // returns once the daemon has reserved memory for it: the worker is encoding
+  // now.
+  void StartEncoding(WorkerProcess* worker, const char* prompt = kBigPrompt) {
+    thread_ = std::thread([this, worker, prompt] {
+      answer_ = worker->Generate(Request(prompt, 2), absl::Seconds(60));
     });
     ASSERT_TRUE(Eventually(absl::Seconds(30), [&] {
       const auto stats = Stats();
@@ -45,33 +48,55 @@ class FailureTest : public NodeTest {
   std::thread thread_;
 };
 
-TEST_F(FailureTest, AWorkerKilledWhileItEncodesLeavesNothing) {
+uint64_t BytesOf(const std::vector<v1::Module>& modules) {
+  uint64_t bytes = 0;
+  for (const v1::Module& module : modules) bytes += module.bytes();
+  return bytes;
+}
+
+TEST_F(FailureTest, AWorkerKilledWhileItEncodesLeavesTheAccountsExact) {
   UseSlowModel();
   StartDaemon();
   auto worker = StartWorker();
   WaitAttached(worker.get());
-  PC_ASSERT_OK(worker->PutSchema(BigSchema("book", kBigWords)));
-  StartEncoding(worker.get());
-  EXPECT_GT(DeviceTier().used_bytes(), 0u);
+  PC_ASSERT_OK(worker->PutSchema(
+      absl::StrCat("<schema name=\"book\">A shelf. <module name=\"thin\">",
+                   Words(20), "</module><module name=\"big\">",
+                   Words(kBigWords), "</module></schema>")));
+  const Answer thin =
+      worker->Generate(Request("<prompt schema=\"book\"><thin/>And</prompt>"));
+  PC_ASSERT_OK(thin.status);
+  // What stays, whoever is killed; the request that is killed reads it.
+  const uint64_t resident = DeviceTier().used_bytes();
+  EXPECT_EQ(resident, BytesOf(Modules(false)));
+  EXPECT_GE(resident, 2 * PageBytes());
+  StartEncoding(worker.get(), kBothPrompt);
+  EXPECT_GT(DeviceTier().used_bytes(), resident);
+  EXPECT_EQ(DeviceTier().leased_bytes(), resident);
   PC_ASSERT_OK(worker->process().Signal(SIGKILL));
   EXPECT_TRUE(Eventually(absl::Seconds(5), [&] {
     const auto stats = Stats();
     return stats.ok() && stats->num_sessions() == 0 &&
            stats->num_reservations() == 0 && stats->num_leases() == 0 &&
-           DeviceTier().used_bytes() == 0;
+           DeviceTier().used_bytes() == resident;
   })) << Stats()->DebugString();
   const v1::TierStats tier = DeviceTier();
+  EXPECT_EQ(tier.used_bytes(), resident);
   EXPECT_EQ(tier.reserved_bytes(), 0u);
   EXPECT_EQ(tier.quarantined_bytes(), 0u);
   EXPECT_EQ(tier.leased_bytes(), 0u);
+  EXPECT_EQ(tier.num_modules(), 2u);
+  EXPECT_EQ(BytesOf(Modules(false)), resident);
   thread_.join();
   EXPECT_FALSE(answer_.status.ok());
-  // And the memory is good for another.
+  // The resident ones are still good, and the memory is for another.
   auto next = StartWorker();
   WaitAttached(next.get());
-  const Answer answer = next->Generate(Request(kBigPrompt, 2));
+  const Answer answer = next->Generate(Request(kBothPrompt, 2));
   PC_ASSERT_OK(answer.status);
+  EXPECT_EQ(answer.usage().cached_tokens(), thin.usage().created_tokens());
   EXPECT_GT(answer.usage().created_tokens(), 1000u);
+  EXPECT_EQ(DeviceTier().used_bytes(), BytesOf(Modules(false)));
 }
 
 TEST_F(FailureTest, AStoppedWorkersPagesAreNotHandedOut) {
@@ -216,7 +241,16 @@ bool FlipABit(int fd) {
   return false;
 }
 
-TEST_F(FailureTest, AFlippedBitIsFoundCountedAndRecomputed) {
+// Paths of the modules that were missing because they are corrupt.
+std::vector<std::string> CorruptModules(const Answer& answer) {
+  std::vector<std::string> paths;
+  for (const v1::Miss& miss : answer.started.misses()) {
+    if (miss.reason() == v1::MISS_REASON_CORRUPT) paths.push_back(miss.path());
+  }
+  return paths;
+}
+
+TEST_F(FailureTest, AFlippedBitIsFoundCountedQuarantinedAndRecomputed) {
   UseTinyModel();
   StartDaemon();
   auto worker = StartWorker({"--verify=always"});
@@ -224,6 +258,7 @@ TEST_F(FailureTest, AFlippedBitIsFoundCountedAndRecomputed) {
   PC_ASSERT_OK(worker->PutSchema(SmallSchema("lib")));
   const Answer before = worker->Generate(Request(kPrompt));
   PC_ASSERT_OK(before.status);
+  const EventLog events(daemon_address());
   const UniqueFd segment = OpenFirstSegment(daemon().pid());
   ASSERT_TRUE(segment) << "no memfd of the daemon holds anything";
   ASSERT_TRUE(FlipABit(segment.get()));
@@ -231,15 +266,27 @@ TEST_F(FailureTest, AFlippedBitIsFoundCountedAndRecomputed) {
   PC_ASSERT_OK(after.status);
   EXPECT_EQ(after.completed.logits_sha256(), before.completed.logits_sha256());
   EXPECT_LT(after.usage().cached_tokens(), before.usage().created_tokens());
-  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
-    const auto stats = Stats();
-    return stats.ok() && stats->checksum_mismatches() == 1;
+  ASSERT_EQ(CorruptModules(after).size(), 1u);
+  ASSERT_TRUE(Eventually(absl::Seconds(10), [&] {
+    return !events.Of(v1::CacheEvent::KIND_QUARANTINED).empty();
   }));
-  // Made anew, it is good again.
-  EXPECT_TRUE(Eventually(absl::Seconds(10), [&] {
-    return worker->Generate(Request(kPrompt)).usage().cached_tokens() ==
-           before.usage().created_tokens();
-  }));
+  const auto quarantined = events.Of(v1::CacheEvent::KIND_QUARANTINED);
+  ASSERT_EQ(quarantined.size(), 1u);
+  EXPECT_EQ(quarantined[0].path(), CorruptModules(after)[0]);
+  EXPECT_EQ(quarantined[0].evict_reason(), v1::EVICT_REASON_CORRUPT);
+  const auto stats = Stats();
+  PC_ASSERT_OK(stats);
+  EXPECT_EQ(stats->checksum_mismatches(), 1u);
+  for (const auto& eviction : stats->evictions()) {
+    EXPECT_EQ(eviction.num_modules(),
+              eviction.reason() == v1::EVICT_REASON_CORRUPT ? 1u : 0u);
+  }
+  // Made anew, which is a miss of that reason, and good again.
+  const Answer anew = worker->Generate(Request(kPrompt));
+  EXPECT_EQ(CorruptModules(anew), CorruptModules(after));
+  const Answer again = worker->Generate(Request(kPrompt));
+  EXPECT_EQ(again.usage().cached_tokens(), before.usage().created_tokens());
+  EXPECT_EQ(again.completed.logits_sha256(), before.completed.logits_sha256());
 }
 
 TEST_F(FailureTest, TheServersEndOnSigterm) {

@@ -11,9 +11,7 @@ namespace promptcache::e2e {
 namespace {
 
 using ::testing::_;
-using ::testing::ElementsAre;
-using ::testing::Pair;
-using ::testing::UnorderedElementsAre;
+using ::testing::HasSubstr;
 
 constexpr char kPrompt[] =
     "<prompt schema=\"lib\"><c/><a/><user>When does it open?</user></prompt>";
@@ -144,11 +142,26 @@ TEST_F(GenerateTest, TheWorkersLimitsAreItsFlags) {
   auto worker = StartWorker({"--max_modules=2", "--max_prompt_bytes=1KiB"});
   WaitAttached(worker.get());
   const absl::Status refused = worker->PutSchema(SmallSchema("lib")).status();
-  const auto info = rpc::GetErrorInfo(refused);
+  auto info = rpc::GetErrorInfo(refused);
   ASSERT_TRUE(info.has_value()) << refused;
   EXPECT_EQ(info->reason, "PML_LIMIT");
-  EXPECT_THAT(worker->Generate(Request(std::string(2000, ' '))).status,
-              StatusIs(absl::StatusCode::kInvalidArgument, _));
+  EXPECT_EQ(info->metadata.at("modules"), "3");
+  EXPECT_EQ(info->metadata.at("limit"), "2");
+
+  v1::GenerateRequest plain;
+  plain.mutable_prompt()->set_text(std::string(2000, 'x'));
+  for (const auto& request : {Request(std::string(2000, ' ')), plain}) {
+    const absl::Status too_long = worker->Generate(request).status;
+    EXPECT_THAT(too_long, StatusIs(absl::StatusCode::kInvalidArgument,
+                                   HasSubstr("document bytes: 2000 is over "
+                                             "the limit of 1024")));
+    info = rpc::GetErrorInfo(too_long);
+    ASSERT_TRUE(info.has_value()) << too_long;
+    EXPECT_EQ(info->reason, "PML_LIMIT");
+    EXPECT_EQ(info->metadata.at("source"), "prompt");
+    EXPECT_EQ(info->metadata.at("document bytes"), "2000");
+    EXPECT_EQ(info->metadata.at("limit"), "1024");
+  }
 }
 
 TEST_F(GenerateTest, AnUnknownSchemaIsNotFound) {

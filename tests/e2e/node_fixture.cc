@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/mutex.h"
 #include "common/rpc/grpc_status.h"
 #include "promptcache/v1/cache.grpc.pb.h"
 #include "promptcache/v1/inference.grpc.pb.h"
@@ -71,6 +73,47 @@ ChildProcess StartServer(const std::string& program,
 }
 
 }  // namespace
+
+struct EventLog::Call {
+  std::unique_ptr<v1::CacheService::Stub> stub;
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::CacheEvent>> reader;
+  std::thread thread;
+  mutable Mutex mu;
+  std::vector<v1::CacheEvent> events ABSL_GUARDED_BY(mu);
+};
+
+EventLog::EventLog(const std::string& daemon_address)
+    : call_(std::make_unique<Call>()) {
+  call_->stub = v1::CacheService::NewStub(ChannelTo(daemon_address));
+  call_->reader =
+      call_->stub->WatchEvents(&call_->context, v1::WatchEventsRequest());
+  call_->reader->WaitForInitialMetadata();  // events are collected from now on
+  call_->thread = std::thread([call = call_.get()] {
+    v1::CacheEvent event;
+    while (call->reader->Read(&event)) {
+      MutexLock lock(&call->mu);
+      call->events.push_back(event);
+    }
+    call->reader->Finish();
+  });
+}
+
+EventLog::~EventLog() {
+  call_->context.TryCancel();
+  call_->thread.join();
+}
+
+std::vector<v1::CacheEvent> EventLog::events() const {
+  MutexLock lock(&call_->mu);
+  return call_->events;
+}
+
+std::vector<v1::CacheEvent> EventLog::Of(v1::CacheEvent::Kind kind) const {
+  std::vector<v1::CacheEvent> found = events();
+  std::erase_if(found, [kind](const auto& e) { return e.kind() != kind; });
+  return found;
+}
 
 struct WorkerProcess::Stubs {
   explicit Stubs(const std::shared_ptr<grpc::Channel>& channel)
@@ -203,16 +246,16 @@ absl::StatusOr<v1::CacheStats> NodeTest::Stats() {
   return stats;
 }
 
-v1::TierStats NodeTest::DeviceTier() {
+v1::TierStats NodeTest::TierNow(v1::Tier wanted) {
   auto stats = Stats();
   if (!stats.ok()) {
     ADD_FAILURE() << stats.status();
     return {};
   }
   for (const auto& tier : stats->tiers()) {
-    if (tier.tier() == v1::TIER_DEVICE) return tier;
+    if (tier.tier() == wanted) return tier;
   }
-  ADD_FAILURE() << "no device tier";
+  ADD_FAILURE() << "no tier " << v1::Tier_Name(wanted);
   return {};
 }
 
@@ -278,13 +321,17 @@ std::string SmallSchema(const std::string& name) {
       "they were new.\n</module></system></schema>");
 }
 
-std::string BigSchema(const std::string& name, int num_words) {
+std::string Words(int num_words) {
   std::string text;
   for (int i = 0; i < num_words; ++i) {
     absl::StrAppend(&text, "word", i % 97, " ");
   }
-  return absl::StrCat("<schema name=\"", name, "\"><module name=\"big\">", text,
-                      "</module></schema>");
+  return text;
+}
+
+std::string BigSchema(const std::string& name, int num_words) {
+  return absl::StrCat("<schema name=\"", name, "\"><module name=\"big\">",
+                      Words(num_words), "</module></schema>");
 }
 
 v1::GenerateRequest Request(const std::string& pml, uint32_t max_tokens) {

@@ -30,6 +30,20 @@ struct Answer {
   const v1::Usage& usage() const { return completed.usage(); }
 };
 
+// What the daemon tells its watchers, from construction on.
+class EventLog {
+ public:
+  explicit EventLog(const std::string& daemon_address);
+  ~EventLog();
+  std::vector<v1::CacheEvent> events() const;
+  // Events of that kind so far.
+  std::vector<v1::CacheEvent> Of(v1::CacheEvent::Kind kind) const;
+
+ private:
+  struct Call;
+  std::unique_ptr<Call> call_;
+};
+
 // A real promptcache-worker process and a client of it.
 class WorkerProcess {
  public:
@@ -72,8 +86,9 @@ class NodeTest : public ::testing::Test {
   const std::string& daemon_address() const { return daemon_address_; }
 
   absl::StatusOr<v1::CacheStats> Stats();
-  // The device tier now; fails the test when the daemon does not answer.
-  v1::TierStats DeviceTier();
+  // A tier now; fails the test when the daemon does not answer.
+  v1::TierStats TierNow(v1::Tier tier);
+  v1::TierStats DeviceTier() { return TierNow(v1::TIER_DEVICE); }
   std::vector<v1::Module> Modules(bool include_absent);
   uint64_t PageBytes() const;
 
@@ -104,7 +119,9 @@ class NodeTest : public ::testing::Test {
 
 // "<schema name=...>" with a preamble and modules a, b, c in a system message.
 std::string SmallSchema(const std::string& name);
-// A schema of one module "big" of about `num_words` words.
+// `num_words` words of seven tokens each in the random models' vocabulary.
+std::string Words(int num_words);
+// A schema of one module "big" of `num_words` words.
 std::string BigSchema(const std::string& name, int num_words);
 
 // Greedy, `max_tokens` long, with the hash of the logits.
