@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/pml/conversation.h"
 #include "common/pml/exactness.h"
 #include "common/pml/marked_text.h"
 #include "common/pml/names.h"
@@ -158,21 +159,13 @@ absl::StatusOr<Plan> CompileMessages(std::span<const ChatMessage> messages,
                                      const Tokenizer& tokenizer,
                                      const ChatTemplate& chat_template,
                                      const CompileOptions& options) {
-  MarkedText marked;
   size_t num_bytes = 0;
   for (const ChatMessage& message : messages) {
     num_bytes += message.role.size() + message.content.size();
     PC_RETURN_IF_ERROR(CheckBytes(num_bytes, options));
-    const std::optional<Role> role = RoleOf(message.role);
-    if (!role.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "\"", message.role, "\" is no role: use system, user or assistant"));
-    }
-    marked.AppendMarkers(chat_template.markers(*role).start);
-    marked.AppendText(message.content);
-    marked.AppendMarkers(chat_template.markers(*role).end);
   }
-  marked.AppendMarkers(chat_template.markers(Role::kAssistant).start);
+  PC_ASSIGN_OR_RETURN(const MarkedText marked,
+                      MarkConversation(messages, chat_template));
   return FreshPlan(marked, tokenizer, options);
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/chat_template.h"
+#include "common/pml/conversation.h"
 #include "common/pml/limits.h"
 #include "common/pml/plan.h"
 #include "common/pml/prompt.h"
@@ -45,11 +46,8 @@ absl::StatusOr<Plan> CompileText(std::string_view text,
                                  const Tokenizer& tokenizer,
                                  const CompileOptions& options = {});
 
-struct ChatMessage {
-  std::string role;  // system, user, assistant; InvalidArgument for another
-  std::string content;
-};
-// With the assistant's start marker at the end.
+// As the model's own chat template renders the list, white space and default
+// system message included, then what asks for the assistant's answer.
 absl::StatusOr<Plan> CompileMessages(std::span<const ChatMessage> messages,
                                      const Tokenizer& tokenizer,
                                      const ChatTemplate& chat_template,

@@ -22,6 +22,7 @@ class MarkedText {
   void Clear() { parts_.clear(); }
 
   bool empty() const { return parts_.empty(); }
+  const std::vector<MarkerPart>& parts() const { return parts_; }
   // Everything as text, for digests and people.
   std::string Text() const;
   // FailedPrecondition when the tokenizer lacks a control token.

@@ -26,7 +26,7 @@ class Builder {
   absl::StatusOr<Plan> Run() {
     plan_.schema = tree_.name;
     plan_.layout = options_.layout;
-    items_ = OrderPlan(prompt_, schema_.chat_template());
+    PC_ASSIGN_OR_RETURN(items_, OrderPlan(prompt_, schema_.chat_template()));
     EmitModule(0, /*origin=*/0);
     for (const PlanItem& item : items_) {
       if (item.module < 0) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/chat_template.h"
 #include "common/pml/marked_text.h"
 #include "common/pml/prompt_judge.h"
@@ -18,8 +19,8 @@ struct PlanItem {
 };
 
 // Everything after the preamble, in plan order, with the markers where the
-// message changes.
-std::vector<PlanItem> OrderPlan(const JudgedPrompt& prompt,
-                                const ChatTemplate& chat_template);
+// message changes. A PmlError where the chat template has none.
+absl::StatusOr<std::vector<PlanItem>> OrderPlan(
+    const JudgedPrompt& prompt, const ChatTemplate& chat_template);
 
 }  // namespace promptcache::pml

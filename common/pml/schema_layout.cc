@@ -125,8 +125,11 @@ class LayOut {
     int32_t open = tree_.preamble_message;
     for (const RootItem& item : tree_.root) {
       const int32_t message = module(item.modules.front()).message;
-      if (message != open) {
-        PC_ASSIGN_OR_RETURN(const int64_t tokens, CountMarkers(open, message));
+      const bool leads =
+          module(item.modules.front()).kind == ModuleKind::kHoldsMessages;
+      if (message != open || leads) {
+        PC_ASSIGN_OR_RETURN(const int64_t tokens,
+                            CountMarkers(open, message, leads));
         position += tokens;
         open = message;
       }
@@ -141,17 +144,19 @@ class LayOut {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<int64_t> CountMarkers(int32_t from, int32_t to) {
+  // The most that may stand there, whatever messages come before.
+  absl::StatusOr<int64_t> CountMarkers(int32_t from, int32_t to, bool leads) {
     MarkedText text;
-    if (from >= 0) text.AppendMarkers(Markers(from).end);
-    if (to >= 0) text.AppendMarkers(Markers(to).start);
+    if (from >= 0) text.AppendMarkers(template_.End(RoleOf(from)));
+    if (to >= 0 || leads) text.AppendMarkers(template_.rules().again);
+    if (to >= 0) text.AppendMarkers(template_.UsualStart(RoleOf(to)));
     PC_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                         text.Tokens(tokenizer_));
     return static_cast<int64_t>(tokens.size());
   }
 
-  const ChatTemplate::Markers& Markers(int32_t message) const {
-    return template_.markers(tree_.messages[static_cast<size_t>(message)]);
+  Role RoleOf(int32_t message) const {
+    return tree_.messages[static_cast<size_t>(message)];
   }
 
   const Tokenizer& tokenizer_;

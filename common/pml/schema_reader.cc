@@ -23,6 +23,7 @@ struct Scope {
   bool preserve = false;
   bool cached = true;
   std::optional<int32_t> union_id;  // inside a union: its id
+  MessageBefore before_union;
 };
 
 bool IsParam(std::string_view name) {
@@ -73,6 +74,10 @@ class Reader {
         at, "PML_UNKNOWN_ELEMENT",
         absl::StrCat("<", at.name, "> may not stand in <", in.name, ">"));
   }
+  static absl::Status TemplateFault(const XmlElement& at,
+                                    const absl::Status& why) {
+    return Fault(at, "PML_CHAT_TEMPLATE", std::string(why.message()));
+  }
   static absl::Status OutsideRole(const XmlElement& at) {
     return Fault(at, "PML_TEXT_OUTSIDE_ROLE",
                  absl::StrCat("text of <", at.name,
@@ -94,6 +99,7 @@ class Reader {
   absl::Status ReadUnion(const XmlElement& e, const Scope& scope);
   absl::Status ReadParam(const XmlElement& e, const Scope& scope);
   absl::Status ReadRole(const XmlElement& e, Role role, const Scope& scope);
+  absl::Status BeginMessage(const XmlElement& e, Role role);
   absl::Status ReadScaffold(const XmlElement& e, const Scope& scope);
   absl::Status ExpectNoContent(const XmlElement& e);
 
@@ -108,6 +114,8 @@ class Reader {
   const SchemaSource source_;
   SchemaTree tree_;
   MarkedText text_;  // not ended yet
+  std::optional<TextMessages> text_messages_;
+  MessageBefore before_ = {.known = true};
   bool in_preamble_ = true;
   int32_t num_anonymous_ = 0;
 };
@@ -258,6 +266,12 @@ absl::Status Reader::ReadModule(const XmlElement& e, const Scope& scope) {
   }
   // A union has ended the text before it, and holds its members' part.
   if (!scope.union_id.has_value()) EndText(scope);
+  const MessageBefore without = before_;
+  if (scope.module < 0) {
+    before_ = {};
+  } else if (scope.union_id.has_value()) {
+    before_ = scope.before_union;
+  }
   inner.module = AddModule(std::move(added));
   if (!scope.union_id.has_value()) {
     if (scope.module < 0) {
@@ -270,6 +284,7 @@ absl::Status Reader::ReadModule(const XmlElement& e, const Scope& scope) {
   }
   PC_RETURN_IF_ERROR(ReadChildren(e, inner));
   EndText(inner);
+  if (before_ != without) before_ = {};
   return absl::OkStatus();
 }
 
@@ -279,6 +294,7 @@ absl::Status Reader::ReadUnion(const XmlElement& e, const Scope& scope) {
   if (e.Attribute("name") != nullptr) PC_RETURN_IF_ERROR(CheckName(e));
   PC_RETURN_IF_ERROR(ReadSpace(e, &inner));
   inner.union_id = tree_.num_unions++;
+  inner.before_union = before_;
   EndText(scope);
   PC_RETURN_IF_ERROR(ReadChildren(e, inner));
   std::vector<int32_t> members;
@@ -357,12 +373,12 @@ absl::Status Reader::ReadRole(const XmlElement& e, Role role,
   inner.in_role = true;
   PC_RETURN_IF_ERROR(CheckAttributes(e, {}));
   PC_RETURN_IF_ERROR(ReadSpace(e, &inner));
-  const ChatTemplate::Markers& markers = source_.chat_template->markers(role);
+  const Marker& end = source_.chat_template->End(role);
   if (scope.module >= 0) {
     module(scope.module).has_message = true;
-    text_.AppendMarkers(markers.start);
+    PC_RETURN_IF_ERROR(BeginMessage(e, role));
     PC_RETURN_IF_ERROR(ReadChildren(e, inner));
-    text_.AppendMarkers(markers.end);
+    text_.AppendMarkers(end);
     return absl::OkStatus();
   }
   inner.message = static_cast<int32_t>(tree_.messages.size());
@@ -370,15 +386,35 @@ absl::Status Reader::ReadRole(const XmlElement& e, Role role,
   if (in_preamble_) {
     tree_.preamble_has_message = true;
     tree_.preamble_message = inner.message;
-    text_.AppendMarkers(markers.start);
+    tree_.preamble_last = role;
+    PC_RETURN_IF_ERROR(BeginMessage(e, role));
+  } else if (const auto alone = source_.chat_template->Start({}, role);
+             !alone.ok()) {
+    return TemplateFault(e, alone.status());
   }
   PC_RETURN_IF_ERROR(ReadChildren(e, inner));
   if (in_preamble_) {
-    text_.AppendMarkers(markers.end);
+    text_.AppendMarkers(end);
     tree_.preamble_message = -1;
   } else {
     EndText(inner);
   }
+  return absl::OkStatus();
+}
+
+absl::Status Reader::BeginMessage(const XmlElement& e, Role role) {
+  const ChatTemplate& chat = *source_.chat_template;
+  const absl::StatusOr<Marker> start =
+      before_.known ? chat.Start(before_.role, role) : chat.UsualStart(role);
+  if (!start.ok()) {
+    return TemplateFault(e, start.status());
+  }
+  text_.AppendMarkers(*start);
+  if (!text_messages_.has_value()) {
+    text_messages_ = {.before = before_, .first = role};
+  }
+  text_messages_->last = role;
+  before_ = {.known = true, .role = role};
   return absl::OkStatus();
 }
 
@@ -405,12 +441,13 @@ absl::Status Reader::ExpectNoContent(const XmlElement& e) {
 
 void Reader::EndText(const Scope& scope) {
   MarkedText text = std::exchange(text_, MarkedText());
+  const auto messages = std::exchange(text_messages_, std::nullopt);
   int32_t owner = scope.module;
   if (owner < 0 && in_preamble_) {
     in_preamble_ = false;
     owner = 0;
   }
-  if (text.empty()) return;
+  if (text.empty() && !messages.has_value()) return;
   if (owner < 0) {
     SchemaModule anonymous;
     anonymous.path = absl::StrCat("#", ++num_anonymous_);
@@ -419,7 +456,8 @@ void Reader::EndText(const Scope& scope) {
     tree_.root.push_back({.modules = {owner}});
   }
   SchemaModule& m = module(owner);
-  m.parts.push_back({.index = static_cast<int32_t>(m.texts.size())});
+  m.parts.push_back(
+      {.index = static_cast<int32_t>(m.texts.size()), .messages = messages});
   m.texts.push_back(std::move(text));
 }
 

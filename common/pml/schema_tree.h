@@ -4,6 +4,7 @@
 // out (schema_layout); the compiler walks it. Everyone else uses schema.h.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,12 +33,29 @@ struct SchemaParam {
   int32_t offset = 0;           // from the module's origin
 };
 
+// What comes before a message: a message of `role`, or none; or it is not
+// known, since modules may or may not stand between.
+struct MessageBefore {
+  bool known = false;
+  std::optional<Role> role;
+
+  friend bool operator==(const MessageBefore&, const MessageBefore&) = default;
+};
+
+// The messages that begin in one text.
+struct TextMessages {
+  MessageBefore before;  // as the first one's start marker has it
+  Role first = Role::kUser;
+  Role last = Role::kUser;
+};
+
 // A module's content in document order.
 struct SchemaPart {
   enum class Kind { kText, kParam, kModules };
   Kind kind = Kind::kText;
-  int32_t index = -1;            // kText: of texts; kParam: of params
-  std::vector<int32_t> modules;  // kModules: one, or a union's members
+  int32_t index = -1;                    // kText: of texts; kParam: of params
+  std::optional<TextMessages> messages;  // kText: those that begin in it
+  std::vector<int32_t> modules;          // kModules: one, or a union's members
 };
 
 enum class ModuleKind {
@@ -96,6 +114,7 @@ struct SchemaTree {
   absl::flat_hash_map<std::string, int32_t> params;   // by "path?name"
   int32_t preamble_message = -1;  // the message open where the preamble ends
   bool preamble_has_message = false;
+  std::optional<Role> preamble_last;  // its last message's
   bool has_roles = false;
   // Root text where there are no roles: something other than white space, and
   // any at all.
