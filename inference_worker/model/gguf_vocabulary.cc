@@ -1,5 +1,7 @@
 #include "inference_worker/model/gguf_vocabulary.h"
 
+#include <algorithm>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -61,6 +63,16 @@ absl::Status ReadLists(const GgufFile& file, VocabularyData* vocabulary) {
   return absl::OkStatus();
 }
 
+// Where a file does not say, as older ones don't.
+bool FamilyAddsBos(const VocabularyData& vocabulary) {
+  if (vocabulary.model == "llama") return true;
+  constexpr std::string_view kPreTokenizers[] = {"llama-bpe", "llama3",
+                                                 "llama-v3"};
+  return vocabulary.model == "gpt2" &&
+         std::find(std::begin(kPreTokenizers), std::end(kPreTokenizers),
+                   vocabulary.pre_tokenizer) != std::end(kPreTokenizers);
+}
+
 }  // namespace
 
 absl::StatusOr<VocabularyData> ReadGgufVocabulary(const GgufFile& file) {
@@ -86,6 +98,7 @@ absl::StatusOr<VocabularyData> ReadGgufVocabulary(const GgufFile& file) {
                       ReadId(file, "tokenizer.ggml.eos_token_id", num_tokens));
   PC_ASSIGN_OR_RETURN(vocabulary.eot_id,
                       ReadId(file, "tokenizer.ggml.eot_token_id", num_tokens));
+  vocabulary.add_bos = vocabulary.bos_id >= 0 && FamilyAddsBos(vocabulary);
   if (file.Find(kAddBosKey) != nullptr) {
     PC_ASSIGN_OR_RETURN(vocabulary.add_bos, file.Bool(kAddBosKey));
   }

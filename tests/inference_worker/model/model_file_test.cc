@@ -129,6 +129,24 @@ TEST_F(ModelFileTest, FeaturesThatAreOffAreNoFeatures) {
                         .SetUint32("general.quantization_version", 2)));
 }
 
+// Older files leave it to whoever reads them.
+TEST_F(ModelFileTest, TheFamilyAddsBosWhereTheFileDoesNotSay) {
+  const auto adds_bos = [&](const char* model, const char* pre_tokenizer) {
+    GgufWriter writer = TinyLlama({});
+    writer.Remove("tokenizer.ggml.add_bos_token")
+        .SetUint32("tokenizer.ggml.bos_token_id", 1)
+        .SetString("tokenizer.ggml.model", model)
+        .SetString("tokenizer.ggml.pre", pre_tokenizer);
+    const auto file = Open(writer, {.vocabulary_only = true});
+    EXPECT_THAT(file, IsOk());
+    return file.ok() && (*file)->vocabulary().add_bos;
+  };
+  EXPECT_TRUE(adds_bos("llama", "default"));
+  EXPECT_TRUE(adds_bos("gpt2", "llama-bpe"));
+  EXPECT_FALSE(adds_bos("gpt2", "qwen2"));
+  EXPECT_FALSE(adds_bos("gpt2", "gpt-2"));
+}
+
 TEST_F(ModelFileTest, VersionTwoIsReadAsWell) {
   std::string bytes = TinyLlama({}).Serialize();
   bytes[4] = 2;
