@@ -20,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "common/byte_size.h"
+#include "common/chat_template.h"
 #include "common/default_paths.h"
 #include "common/pml/limits.h"
 #include "common/port_file.h"
@@ -56,7 +57,8 @@ ABSL_FLAG(ByteSize, tail_bytes, ByteSize{uint64_t{512} << 20},
 ABSL_FLAG(uint32_t, context_length, 0,
           "cap on the model's context, in tokens; 0: the model's own");
 ABSL_FLAG(std::string, chat_template, "",
-          "chatml or plain; empty: as the model file says");
+          absl::StrCat(promptcache::ChatTemplate::KnownNames(),
+                       "; empty: as the model file says"));
 ABSL_FLAG(ByteSize, max_schema_bytes,
           ByteSize{static_cast<uint64_t>(kLimits.schema_bytes)},
           "longest schema document");

@@ -94,7 +94,7 @@ void VocabularyTokenizer::ReadStopIds(const VocabularyData& vocabulary) {
   ids.insert(ids.end(), {vocabulary.eos_id, vocabulary.eot_id});
   // What ends a turn in some chat template, whatever the file says.
   for (const char* name : {"<|im_end|>", "<|endoftext|>", "<|eot_id|>",
-                           "<end_of_turn>", "<|end|>"}) {
+                           "<|eom_id|>", "<end_of_turn>", "<|end|>", "</s>"}) {
     ids.push_back(ControlToken(name));
   }
   for (const int32_t id : ids) {

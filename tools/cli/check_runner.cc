@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/pml/case_check.h"
+#include "common/pml/conversation_check.h"
 #include "common/status_macros.h"
 #include "inference_worker/engine/cpu_backend.h"
 #include "inference_worker/engine/private_pages.h"
@@ -156,6 +157,11 @@ std::vector<CaseResult> CheckRunner::RunFile(const std::string& path,
     default:
       break;
   }
+  if (file.kind == VectorKind::kConversations && !file.has_ids) {
+    auto results = pml::CheckConversations(*text, /*tokenizer=*/nullptr);
+    if (results.ok()) return *std::move(results);
+    return AllFail(file, Message(results.status()));
+  }
   const std::string model = ModelFor(path, root);
   if (file.kind == VectorKind::kFolderLogits) {
     auto results = RunText(VectorKind::kLogits, *text, model);
@@ -190,6 +196,9 @@ absl::StatusOr<std::vector<CaseResult>> CheckRunner::RunText(
     return worker::CheckLogitVectors(text, *loaded->backend, *loaded->pages);
   }
   PC_RETURN_IF_ERROR(LoadTokenizer(model, &loaded));
+  if (kind == VectorKind::kConversations) {
+    return pml::CheckConversations(text, loaded->tokenizer.get());
+  }
   if (kind == VectorKind::kPml) {
     return pml::CheckPmlCases(text, *loaded->tokenizer);
   }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "common/chat_template.h"
 #include "common/pml/compiler.h"
 #include "common/pml/error.h"
 #include "common/pml/limits.h"
@@ -146,7 +147,7 @@ void AddPml(CLI::App* app, const Globals* globals, Action* action) {
                     "whose tokenizer and chat template: a GGUF file (the "
                     "small model that tools/fetch_model fetched otherwise)");
   check->add_option("--template", flags->chat_template,
-                    "chatml or plain; the model's own otherwise");
+                    ChatTemplate::KnownNames() + "; the model's own otherwise");
   check->add_option("--layout", flags->layout, "compact or schema")
       ->check(CLI::IsMember({"compact", "schema"}))
       ->capture_default_str();

@@ -74,6 +74,13 @@ bool AnyElement(const Json& list, const Predicate& predicate) {
   return false;
 }
 
+// Whether a chat template's conversations need a tokenizer.
+bool HasIds(const Json& family) {
+  return family.is_object() && family.contains("cases") &&
+         AnyElement(family["cases"],
+                    [](const Json& c) { return c.contains("ids"); });
+}
+
 void SplitFolderLogits(const Json& document, VectorFile* file) {
   file->kind = VectorKind::kFolderLogits;
   for (const char* list : {"inputs", "greedy"}) {
@@ -100,9 +107,15 @@ VectorFile ParseDocument(const std::string& text) {
   const auto is_list = [&](const char* key) {
     return json.is_object() && json.contains(key) && json[key].is_array();
   };
-  if (is_list("cases") && AnyElement(json["cases"], [](const Json& c) {
-        return c.contains("schema") || c.contains("expect");
-      })) {
+  if (is_list("chat_templates")) {
+    file.kind = VectorKind::kConversations;
+    for (const Json& family : json["chat_templates"]) {
+      file.has_ids = file.has_ids || HasIds(family);
+    }
+    Split(json, "chat_templates", "chat template", &file);
+  } else if (is_list("cases") && AnyElement(json["cases"], [](const Json& c) {
+               return c.contains("schema") || c.contains("expect");
+             })) {
     file.kind = VectorKind::kPml;
     Split(json, "cases", "case", &file);
   } else if (is_list("cases") && AnyElement(json["cases"], [](const Json& c) {

@@ -13,7 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "common/chat_template.h"
 #include "inference_worker/tokenizer/vector_check.h"
+#include "inference_worker/tokenizer/vocabulary_tokenizer.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_files.h"
@@ -21,6 +23,7 @@
 namespace promptcache::worker {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
@@ -166,6 +169,24 @@ TEST(BpeTokenizerTest, StopsAtTheEndOfTurnAndOfText) {
   const auto with_eot =
       TinyTokenizer([](VocabularyData* v) { v->eot_id = 77; });
   EXPECT_THAT(with_eot->stop_ids(), UnorderedElementsAre(0, 2, 77));
+}
+
+TEST(BpeTokenizerTest, StopsAtWhatEndsATurnInAnyChatTemplate) {
+  for (const char* name :
+       {"chatml", "qwen", "llama2", "llama3", "llama3.1", "mistral-v0",
+        "mistral-v1", "mistral-v3", "mistral-v7", "gemma", "phi3"}) {
+    const auto chat = ChatTemplate::FromName(name);
+    PC_ASSERT_OK(chat);
+    EXPECT_FALSE(chat->rules().turn_ends.empty()) << name;
+    for (const std::string& end : chat->rules().turn_ends) {
+      const auto tokenizer = TinyTokenizer([&](VocabularyData* v) {
+        v->tokens.push_back(end);
+        v->token_types.push_back(static_cast<int32_t>(TokenKind::kControl));
+      });
+      EXPECT_THAT(tokenizer->stop_ids(), Contains(tokenizer->ControlToken(end)))
+          << name;
+    }
+  }
 }
 
 TEST(BpeTokenizerTest, BosIsAddedOnlyWhereTheFileSaysSo) {
