@@ -12,6 +12,7 @@
 #include "inference_worker/engine/self_check.h"
 #include "tests/inference_worker/engine/tiny_model.h"
 #include "tests/inference_worker/engine/tiny_t5.h"
+#include "tests/support/oracle_tolerance.h"
 #include "tests/support/reference_t5.h"
 #include "tests/support/status_matchers.h"
 
@@ -21,10 +22,6 @@ namespace {
 using ::testing::HasSubstr;
 using Ids = std::vector<int32_t>;
 using Logits = std::vector<float>;
-
-// Root mean square of the differences over that of the logits: bf16 weights,
-// states and (some kernels) activations against double precision.
-constexpr double kTolerance = 0.02;
 
 Ids Tokens(size_t count, uint32_t seed) { return RandomIds(count, seed, 384); }
 
@@ -124,7 +121,7 @@ TEST_P(EncoderDecoderTest, AgreesWithTheOracle) {
     for (const size_t tokens : {83u, 420u}) {
       EXPECT_LT(Distance(RunPlan(*backend, Passes::kEach, tokens),
                          Expected(*file, tokens)),
-                kTolerance)
+                kOracleTolerance)
           << gated << ", " << tokens << " tokens";
     }
   }
@@ -134,7 +131,7 @@ TEST_P(EncoderDecoderTest, TheOracleSeesASegmentThatIsLeftOut) {
   const auto file = TinyT5();
   const auto backend = Make(*file);
   EXPECT_GT(Distance(RunPlan(*backend, Passes::kEach, 83), Expected(*file, 0)),
-            2 * kTolerance);
+            2 * kOracleTolerance);
 }
 
 TEST_P(EncoderDecoderTest, OnePassOrOneForEachSegmentOrToken) {
@@ -183,9 +180,9 @@ TEST_P(EncoderDecoderTest, AGapInASegmentIsADistance) {
   const auto oracle = *ReferenceT5::Create(*file);
   EXPECT_LT(Distance(logits, oracle->Decode(oracle->Encode(ids, positions),
                                             {&start, 1})),
-            kTolerance);
+            kOracleTolerance);
   EXPECT_GT(Distance(logits, oracle->Decode(oracle->Encode(ids), {&start, 1})),
-            2 * kTolerance);
+            2 * kOracleTolerance);
 }
 
 TEST_P(EncoderDecoderTest, TheSelfCheckFindsNoDifferenceInPlace) {
@@ -209,7 +206,7 @@ TEST(EncoderOutputTest, IsTheEncodersAlone) {
   std::vector<float> output;
   PC_ASSERT_OK(backend->EncoderOutput(ids, &output));
   const auto expected = (*ReferenceT5::Create(*file))->Encode(ids);
-  EXPECT_LT(Distance(output, {expected.back()}), kTolerance);
+  EXPECT_LT(Distance(output, {expected.back()}), kOracleTolerance);
   EXPECT_THAT(TinyBackend()->EncoderOutput(ids, &output),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("encoder")));
 }

@@ -13,15 +13,12 @@
 #include "inference_worker/cpu/kernels.h"
 #include "inference_worker/engine/private_span.h"
 #include "tests/inference_worker/engine/tiny_model.h"
+#include "tests/support/oracle_tolerance.h"
 #include "tests/support/reference_plan.h"
 #include "tests/support/status_matchers.h"
 
 namespace promptcache::worker {
 namespace {
-
-// Root mean square of the differences over that of the logits. Seen: up to
-// 0.0078 with fp32 activations, 0.0138 with bf16 ones.
-constexpr double kRelativeTolerance = 0.02;
 
 using Plan = std::vector<ReferenceItem>;
 using Segments = std::vector<ReferenceSegment>;
@@ -99,7 +96,7 @@ class EngineOracleTest : public ::testing::TestWithParam<
   }
   void ExpectAgreement(const Segments& segments, const Plan& plan) {
     // Not above it: NaN fails.
-    EXPECT_LT(ErrorOf(segments, plan, plan), kRelativeTolerance);
+    EXPECT_LT(ErrorOf(segments, plan, plan), kOracleTolerance);
   }
 
   std::vector<int32_t> Ids(size_t count, uint32_t seed) const {
@@ -147,8 +144,7 @@ TEST_P(EngineOracleTest, AModuleOnePlaceOffIsFarBeyondTheTolerance) {
   Plan plan = {{.segment = 1, .start = 0}, {.tokens = Ids(8, 11), .start = 40}};
   Plan off_by_one = plan;
   off_by_one[1].start = 41;
-  EXPECT_GT(ErrorOf(ThreeSegments(), off_by_one, plan),
-            1.5 * kRelativeTolerance);
+  EXPECT_GT(ErrorOf(ThreeSegments(), off_by_one, plan), 1.5 * kOracleTolerance);
 }
 
 const ModelAndKernels kModels[] = {

@@ -14,17 +14,13 @@
 #include "tests/inference_worker/serving/fake_cache.h"
 #include "tests/inference_worker/serving/serving_fixture.h"
 #include "tests/support/gguf_writer.h"
+#include "tests/support/oracle_tolerance.h"
 #include "tests/support/reference_plan.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_files.h"
 
 namespace promptcache::worker {
 namespace {
-
-// Root mean square of the differences of all log-probabilities over that of
-// the log-probabilities themselves (centred), of one row: bf16 weights and
-// states against double precision.
-constexpr double kTolerance = 0.03;
 
 constexpr char kSchema[] = R"(<schema name="travel">
   <system>You are a guide.
@@ -275,7 +271,7 @@ TEST_F(ModelServingTest, AgreesWithTheOracle) {
       const auto logits =
           RunReferencePlan(*model_->oracle, *request.prompt->plan);
       const double distance = Distance(logits.back(), FirstLogits(request));
-      EXPECT_LT(distance, kTolerance) << c.name;
+      EXPECT_LT(distance, kOracleTolerance) << c.name;
       worst = std::max(worst, distance);
     }
   }
@@ -287,7 +283,8 @@ TEST_F(ModelServingTest, TheOracleSeesAModuleOnePlaceOff) {
   pml::Plan moved = *request.prompt->plan;
   moved.spans[1].start += 1;
   const auto logits = RunReferencePlan(*model_->oracle, moved);
-  EXPECT_GT(Distance(logits.back(), FirstLogits(request)), 1.5 * kTolerance);
+  EXPECT_GT(Distance(logits.back(), FirstLogits(request)),
+            1.5 * kOracleTolerance);
 }
 
 TEST_F(ModelServingTest, ExactPlansAgreeWithFullAttention) {
@@ -299,7 +296,8 @@ TEST_F(ModelServingTest, ExactPlansAgreeWithFullAttention) {
     ASSERT_EQ(request.prompt->plan->exactness, pml::Exactness::kExact) << pml;
     GenerationRequest full = request;
     full.full_attention = true;
-    EXPECT_LT(Distance(FirstLogits(request), FirstLogits(full)), kTolerance);
+    EXPECT_LT(Distance(FirstLogits(request), FirstLogits(full)),
+              kOracleTolerance);
   }
 }
 

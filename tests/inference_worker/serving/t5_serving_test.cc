@@ -13,6 +13,7 @@
 #include "inference_worker/serving/scheduler.h"
 #include "tests/inference_worker/serving/fake_cache.h"
 #include "tests/inference_worker/serving/serving_fixture.h"
+#include "tests/support/oracle_tolerance.h"
 #include "tests/support/reference_t5.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_files.h"
@@ -22,9 +23,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-// As in model_serving_test.cc.
-constexpr double kTolerance = 0.03;
 
 constexpr char kSchema[] = R"(<schema name="trip">You are a guide.
   <module name="style">Be brief. <param name="tone" length="12" scaffold="calm words"/> Always.</module>
@@ -252,14 +250,15 @@ TEST_F(T5ServingTest, AgreesWithTheOracle) {
   for (const PromptCase& c : kCases) {
     const GenerationRequest request = Make(PmlText{c.pml});
     Run(request);
-    EXPECT_LT(FirstTokenError(*request.prompt->plan), kTolerance) << c.name;
+    EXPECT_LT(FirstTokenError(*request.prompt->plan), kOracleTolerance)
+        << c.name;
   }
   // Which sees a token that is left out.
   const GenerationRequest request = Make(PmlText{kCases[3].pml});
   Run(request);
   pml::Plan plan = *request.prompt->plan;
   plan.spans.back().tokens.pop_back();
-  EXPECT_GT(FirstTokenError(plan), 1.5 * kTolerance);
+  EXPECT_GT(FirstTokenError(plan), 1.5 * kOracleTolerance);
 }
 
 TEST_F(T5ServingTest, ChunksAndCompanyChangeNoBit) {
