@@ -79,8 +79,8 @@ Json MergesOf(const VocabularyData& v) {
     ids.emplace(v.tokens[i], i);
     by_score.push_back(i);
   }
-  std::stable_sort(by_score.begin(), by_score.end(), [&](size_t a, size_t b) {
-    return v.scores[a] > v.scores[b];
+  std::sort(by_score.begin(), by_score.end(), [&](size_t a, size_t b) {
+    return std::pair(-v.scores[a], a) < std::pair(-v.scores[b], b);
   });
   for (const size_t id : by_score) {
     const std::string& token = v.tokens[id];
