@@ -31,19 +31,21 @@ constexpr int32_t ZeroCode(QuantFormat format) {
                                          : 0;
 }
 
-// A panel: the codes of all blocks, then the scales of all blocks. The codes
-// of a block are lines of 64 bytes, 4 bytes a column: of bytes, line l holds
-// depths 4 l to 4 l + 3; of nibbles, depths 8 l to 8 l + 3 in the low and
-// 8 l + 4 to 8 l + 7 in the high halves. Scales: [block][column], then, where
-// there are minima, those of the block.
+// A panel is one block after another, each its codes, then its columns' scales,
+// then their minima where there are any. Codes are lines of 64 bytes, 4 bytes a
+// column: of bytes, line l holds depths 4 l to 4 l + 3; of nibbles, depths 8 l
+// to 8 l + 3 in the low and 8 l + 4 to 8 l + 7 in the high halves.
 constexpr size_t CodeBytes(QuantFormat format) {
   return size_t{kQuantDepth} * kQuantCols / (HasNibbles(format) ? 2 : 1);
 }
 constexpr size_t ScaleBytes(QuantFormat format) {
   return size_t{kQuantCols} * sizeof(uint16_t) * (HasMinimum(format) ? 2 : 1);
 }
+constexpr size_t QuantBlockBytes(QuantFormat format) {
+  return CodeBytes(format) + ScaleBytes(format);
+}
 constexpr size_t QuantPanelBytes(QuantFormat format, uint32_t num_blocks) {
-  const size_t bytes = num_blocks * (CodeBytes(format) + ScaleBytes(format));
+  const size_t bytes = num_blocks * QuantBlockBytes(format);
   return (bytes + 63) / 64 * 64;
 }
 

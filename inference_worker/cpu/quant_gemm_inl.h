@@ -87,16 +87,22 @@ struct QuantGemm {
     }
     const uint32_t num_blocks = block.depth / kQuantDepth;
     const size_t stride = block.panel_elements * sizeof(uint16_t);
-    const auto* const panel = reinterpret_cast<const std::byte*>(block.panels) +
-                              vector / kPerPanel * stride;
-    const std::byte* codes = panel + vector % kPerPanel * kVectorBytes;
-    const std::byte* scales = panel + num_blocks * CodeBytes(kFormat) +
-                              vector % kPerPanel * (kVectorBytes / 2);
+    // Of a panel; 0 for tiles of whole panels.
+    const uint32_t half = kVectors < kPerPanel ? vector % kPerPanel : 0;
+    const std::byte* codes = reinterpret_cast<const std::byte*>(block.panels) +
+                             vector / kPerPanel * stride + half * kVectorBytes;
+    // Few rows: reading the weights is all there is to do. From here on, what
+    // lies ahead belongs to the next tile.
+    constexpr size_t kPanels = (kVectors + kPerPanel - 1) / kPerPanel;
+    const size_t left = stride > kPrefetchBytes ? stride - kPrefetchBytes : 0;
+    const auto wrap = static_cast<uint32_t>(left / QuantBlockBytes(kFormat));
     for (uint32_t b = 0; b < num_blocks; ++b) {
-      if constexpr (kRows <= 4) Prefetch<kVectors>(codes, stride);
-      Block<kRows, kVectors>(codes, scales, stride, a, sums);
-      codes += CodeBytes(kFormat);
-      scales += ScaleBytes(kFormat);
+      if constexpr (kRows <= 4) {
+        const size_t next = b < wrap ? 0 : (kPanels - 1) * stride;
+        Prefetch<kPanels>(codes + kPrefetchBytes + next, stride);
+      }
+      Block<kRows, kVectors>(codes, half, stride, a, sums);
+      codes += QuantBlockBytes(kFormat);
       a += kRows * kPreparedQuantBytes;
     }
     PROMPTCACHE_UNROLL
@@ -118,8 +124,10 @@ struct QuantGemm {
 
   template <int kRows, int kVectors>
   static inline __attribute__((always_inline)) void Block(
-      const std::byte* codes, const std::byte* scales, size_t stride,
-      const std::byte* a, F (&sums)[kRows][kVectors]) {
+      const std::byte* codes, uint32_t half, size_t stride, const std::byte* a,
+      F (&sums)[kRows][kVectors]) {
+    const std::byte* const scales =
+        codes + CodeBytes(kFormat) - half * (kVectorBytes / 2);
     const std::byte* const a_scales = a + kRows * kQuantDepth;
     const std::byte* const corrections = a_scales + kRows * sizeof(float);
     Sum dots[kRows][kVectors];
@@ -182,15 +190,12 @@ struct QuantGemm {
     }
   }
 
-  // Few rows: reading the weights is all there is to do.
-  template <int kVectors>
-  static void Prefetch(const std::byte* codes, size_t stride) {
+  template <int kPanels>
+  static void Prefetch(const std::byte* at, size_t stride) {
     PROMPTCACHE_UNROLL
-    for (int v = 0; v < kVectors; v += kPerPanel) {
-      PROMPTCACHE_UNROLL
-      for (uint32_t line = 0; line < kLines; ++line) {
-        __builtin_prefetch(codes + Offset(v, stride, kVectorBytes) +
-                           line * kLineBytes + kPrefetchBytes);
+    for (int p = 0; p < kPanels; ++p) {
+      for (size_t i = 0; i < QuantBlockBytes(kFormat); i += 64) {
+        __builtin_prefetch(at + p * stride + i);
       }
     }
   }
@@ -200,6 +205,12 @@ struct QuantGemm {
                       uint32_t vector, uint32_t end) {
     for (; vector + kVectors <= end; vector += kVectors) {
       Tile<kRows, kVectors>(block, a, row, vector);
+    }
+    if constexpr (kVectors > 2) {
+      if (vector + 2 <= end) {
+        Tile<kRows, 2>(block, a, row, vector);
+        vector += 2;
+      }
     }
     for (; vector < end; ++vector) Tile<kRows, 1>(block, a, row, vector);
   }

@@ -87,12 +87,12 @@ void QuantizedMatrix::StoreRow(uint32_t index, const Row& row) {
   const uint32_t col = index % kQuantCols;
   for (uint32_t k = 0; k < num_cols_; ++k) {
     const uint32_t depth = k % kQuantDepth;
-    std::byte& at = panel[k / kQuantDepth * CodeBytes(format_) +
+    std::byte& at = panel[k / kQuantDepth * QuantBlockBytes(format_) +
                           CodeOffset(format_, depth, col)];
     const int shift = IsHighNibble(format_, depth) ? 4 : 0;
     at |= static_cast<std::byte>(row.codes[k] << shift);
   }
-  std::byte* scales = panel + num_blocks() * CodeBytes(format_);
+  std::byte* scales = panel + CodeBytes(format_);
   for (uint32_t b = 0; b < num_blocks(); ++b) {
     std::memcpy(scales + col * sizeof(uint16_t), &row.scales[b],
                 sizeof(uint16_t));
@@ -100,16 +100,16 @@ void QuantizedMatrix::StoreRow(uint32_t index, const Row& row) {
       std::memcpy(scales + (kQuantCols + col) * sizeof(uint16_t),
                   &row.minima[b], sizeof(uint16_t));
     }
-    scales += ScaleBytes(format_);
+    scales += QuantBlockBytes(format_);
   }
 }
 
 void QuantizedMatrix::ReadRow(uint32_t index, float* out) const {
   const std::byte* codes = panel(index / kQuantCols);
-  const std::byte* scales = codes + num_blocks() * CodeBytes(format_);
   const uint32_t col = index % kQuantCols;
   const int mask = HasNibbles(format_) ? 15 : 255;
   for (uint32_t b = 0; b < num_blocks(); ++b) {
+    const std::byte* const scales = codes + CodeBytes(format_);
     const float scale = LoadHalf(scales + col * sizeof(uint16_t));
     const float minimum =
         HasMinimum(format_)
@@ -122,8 +122,7 @@ void QuantizedMatrix::ReadRow(uint32_t index, float* out) const {
                        ZeroCode(format_);
       *out++ = scale * static_cast<float>(code) + minimum;
     }
-    codes += CodeBytes(format_);
-    scales += ScaleBytes(format_);
+    codes += QuantBlockBytes(format_);
   }
 }
 
