@@ -145,7 +145,7 @@ void CacheState::LoseReservation(Entry* entry, absl::Time now,
     heir->reservation->parts = entry->reservation->parts;
   }
   HideReserved(entry, /*lost=*/true);
-  if (heir == nullptr) {
+  if (!next.has_value()) {
     ResolveMisses(waiters, reason, field, effects);
     return;
   }

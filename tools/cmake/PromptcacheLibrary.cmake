@@ -33,6 +33,9 @@ function(promptcache_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
+  if(PROMPTCACHE_SANITIZE)
+    math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 5")
+  endif()
   promptcache_binary(${name} SRCS ${ARG_SRCS}
     DEPS ${ARG_DEPS} promptcache::test_support GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
