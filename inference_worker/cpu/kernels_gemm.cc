@@ -86,7 +86,7 @@ absl::StatusOr<QuantizedMatrix> Kernels::PackQuantized(
     QuantizedMatrix::RowProvider provider) {
   PC_RETURN_IF_ERROR(
       ReserveScratch(size_t{quant_->block_rows} * (num_cols / kQuantDepth) *
-                     kPreparedQuantBytes));
+                     PreparedQuantBytes(format)));
   return QuantizedMatrix::Pack(num_rows, num_cols, format, provider, &pool_);
 }
 

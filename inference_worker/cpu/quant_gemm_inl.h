@@ -22,8 +22,8 @@ inline void QuantizeZeros(int8_t* codes, float* scale, int32_t* sum) {
 }  // namespace
 
 // Activations of kTileRows rows at a time, [tile][block]: codes [row][32],
-// scales [row], corrections [row]: scale times the codes' sum for weights with
-// minima, else -zero times their sum as an integer.
+// scales [row], corrections [part][row]: scale times the codes' sum for weights
+// with minima, else -zero times their sum as an integer.
 template <class S>
 struct QuantRows {
   static void Prepare(const float* a, size_t a_stride, uint32_t num_rows,
@@ -38,7 +38,7 @@ struct QuantRows {
           const float* x = a + (first + r) * a_stride + size_t{b} * kQuantDepth;
           PrepareBlock(x, rows, r, weights, at);
         }
-        at += rows * kPreparedQuantBytes;
+        at += rows * PreparedQuantBytes(weights);
       }
     }
   }
@@ -47,8 +47,8 @@ struct QuantRows {
                            QuantFormat weights, std::byte* block) {
     float scale;
     int32_t sum;
-    S::Quantize(x, reinterpret_cast<int8_t*>(block) + row * kQuantDepth, &scale,
-                &sum);
+    auto* const codes = reinterpret_cast<int8_t*>(block) + row * kQuantDepth;
+    S::Quantize(x, codes, &scale, &sum);
     std::byte* const scales = block + rows * kQuantDepth;
     std::byte* const corrections = scales + rows * sizeof(float);
     std::memcpy(scales + row * sizeof(float), &scale, sizeof(scale));
@@ -56,10 +56,20 @@ struct QuantRows {
       const float correction = scale * static_cast<float>(sum);
       std::memcpy(corrections + row * sizeof(float), &correction,
                   sizeof(correction));
-    } else {
-      const int32_t correction = -ZeroCode(weights) * sum;
-      std::memcpy(corrections + row * sizeof(float), &correction,
-                  sizeof(correction));
+      return;
+    }
+    const uint32_t parts = ScaleParts(weights);
+    for (uint32_t part = 0; part < parts; ++part) {
+      int32_t part_sum = 0;
+      if (part + 1 < parts) {
+        for (uint32_t i = 0; i < kQuantDepth / 2; ++i) part_sum += codes[i];
+        sum -= part_sum;
+      } else {
+        part_sum = sum;
+      }
+      const int32_t correction = -ZeroCode(weights) * part_sum;
+      std::memcpy(corrections + (part * rows + row) * sizeof(float),
+                  &correction, sizeof(correction));
     }
   }
 };
@@ -72,7 +82,9 @@ struct QuantGemm {
   static constexpr uint32_t kPerPanel = kQuantCols / S::kLanes;
   static constexpr size_t kVectorBytes = 4 * S::kLanes;  // of a line of codes
   static constexpr size_t kLineBytes = 4 * kQuantCols;
-  static constexpr uint32_t kLines = CodeBytes(kFormat) / kLineBytes;
+  // Lines of codes of a part of a block.
+  static constexpr uint32_t kLines =
+      CodeBytes(kFormat) / ScaleParts(kFormat) / kLineBytes;
 
   // kRows rows (a whole tile of the prepared block, at `a`) times kVectors
   // adjacent vectors of columns, the first of them `vector`.
@@ -103,7 +115,7 @@ struct QuantGemm {
       }
       Block<kRows, kVectors>(codes, half, stride, a, sums);
       codes += QuantBlockBytes(kFormat);
-      a += kRows * kPreparedQuantBytes;
+      a += kRows * PreparedQuantBytes(kFormat);
     }
     PROMPTCACHE_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -126,11 +138,28 @@ struct QuantGemm {
   static inline __attribute__((always_inline)) void Block(
       const std::byte* codes, uint32_t half, size_t stride, const std::byte* a,
       F (&sums)[kRows][kVectors]) {
+    constexpr uint32_t kParts = ScaleParts(kFormat);
     const std::byte* const scales =
         codes + CodeBytes(kFormat) - half * (kVectorBytes / 2);
     const std::byte* const a_scales = a + kRows * kQuantDepth;
     const std::byte* const corrections = a_scales + kRows * sizeof(float);
     Sum dots[kRows][kVectors];
+    Dots<kRows, kVectors>(codes, stride, a, corrections, dots);
+    AddDots<kRows, kVectors>(dots, scales, stride, a_scales, corrections, sums);
+    if constexpr (kParts == 2) {
+      const std::byte* const second = corrections + kRows * sizeof(int32_t);
+      Dots<kRows, kVectors>(codes + CodeBytes(kFormat) / 2, stride,
+                            a + kQuantDepth / 2, second, dots);
+      AddDots<kRows, kVectors>(dots, scales + ScaleBytes(kFormat) / 2, stride,
+                               a_scales, second, sums);
+    }
+  }
+
+  // Integer products of a part of a block.
+  template <int kRows, int kVectors>
+  static inline __attribute__((always_inline)) void Dots(
+      const std::byte* codes, size_t stride, const std::byte* a,
+      const std::byte* corrections, Sum (&dots)[kRows][kVectors]) {
     PROMPTCACHE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       PROMPTCACHE_UNROLL
@@ -168,6 +197,14 @@ struct QuantGemm {
         }
       }
     }
+  }
+
+  // Times their scales, and what the minima add.
+  template <int kRows, int kVectors>
+  static inline __attribute__((always_inline)) void AddDots(
+      const Sum (&dots)[kRows][kVectors], const std::byte* scales,
+      size_t stride, const std::byte* a_scales, const std::byte* corrections,
+      F (&sums)[kRows][kVectors]) {
     PROMPTCACHE_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       const std::byte* const at = scales + Offset(v, stride, kVectorBytes / 2);
@@ -190,6 +227,7 @@ struct QuantGemm {
     }
   }
 
+  // One block of each panel.
   template <int kPanels>
   static void Prefetch(const std::byte* at, size_t stride) {
     PROMPTCACHE_UNROLL
@@ -237,7 +275,8 @@ struct QuantGemm {
     const uint32_t num_vectors =
         (block.num_cols + kQuantCols - 1) / kQuantCols * kPerPanel;
     const uint32_t whole = block.num_rows / kRows * kRows;
-    const size_t row_bytes = block.depth / kQuantDepth * kPreparedQuantBytes;
+    const size_t row_bytes =
+        block.depth / kQuantDepth * PreparedQuantBytes(kFormat);
     if (whole == 0) return RowTail<kRows - 1>(block, a, 0, 0, num_vectors);
     constexpr int kVectors = S::kQuantSums / kRows;
     static_assert(kVectors >= 1);
@@ -274,6 +313,8 @@ constexpr QuantKernels MakeQuantKernels(const char* name, uint32_t block_rows) {
       QuantGemm<S, QuantFormat::kNibblesMin>::Gemm;
   kernels.gemm[static_cast<int>(QuantFormat::kBytes)] =
       QuantGemm<S, QuantFormat::kBytes>::Gemm;
+  kernels.gemm[static_cast<int>(QuantFormat::kByteHalves)] =
+      QuantGemm<S, QuantFormat::kByteHalves>::Gemm;
   return kernels;
 }
 

@@ -25,8 +25,11 @@ struct QuantKernels {
   void (*gemm[kNumQuantFormats])(const GemmBlock& block);
 };
 
-// Of a row and block: codes, scale, and what the format needs of their sum.
-inline constexpr size_t kPreparedQuantBytes = kQuantDepth + 2 * sizeof(float);
+// Of a row and block: codes, scale, and what the format needs of the sum of
+// each part.
+constexpr size_t PreparedQuantBytes(QuantFormat weights) {
+  return kQuantDepth + (1 + ScaleParts(weights)) * sizeof(float);
+}
 
 // Null where the compiler cannot make them.
 const QuantKernels* PortableQuantKernels();

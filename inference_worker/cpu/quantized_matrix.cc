@@ -32,9 +32,9 @@ float LoadHalf(const std::byte* p) {
 
 // One thread's row to be filled.
 struct RowMemory {
-  RowMemory(uint32_t num_cols)
+  RowMemory(uint32_t num_cols, QuantFormat format)
       : codes(num_cols),
-        scales(num_cols / kQuantDepth),
+        scales(num_cols / kQuantDepth * ScaleParts(format)),
         minima(num_cols / kQuantDepth) {}
   QuantizedMatrix::Row row() { return {codes, scales, minima}; }
 
@@ -64,7 +64,7 @@ absl::StatusOr<QuantizedMatrix> QuantizedMatrix::Pack(uint32_t num_rows,
   PC_ASSIGN_OR_RETURN(
       matrix.memory_,
       PopulatedMemory::Allocate(matrix.num_panels_ * matrix.panel_bytes_));
-  std::vector<RowMemory> rows(pool->num_threads(), RowMemory(num_cols));
+  std::vector<RowMemory> rows(pool->num_threads(), RowMemory(num_cols, format));
   pool->ParallelFor(matrix.num_panels_, [&](size_t panel, uint32_t thread) {
     matrix.PackPanel(static_cast<uint32_t>(panel), provider,
                      rows[thread].row());
@@ -93,13 +93,16 @@ void QuantizedMatrix::StoreRow(uint32_t index, const Row& row) {
     at |= static_cast<std::byte>(row.codes[k] << shift);
   }
   std::byte* scales = panel + CodeBytes(format_);
+  const uint32_t parts = ScaleParts(format_);
+  const auto store = [&scales, col](uint32_t part, uint16_t half) {
+    std::memcpy(scales + (part * kQuantCols + col) * sizeof(half), &half,
+                sizeof(half));
+  };
   for (uint32_t b = 0; b < num_blocks(); ++b) {
-    std::memcpy(scales + col * sizeof(uint16_t), &row.scales[b],
-                sizeof(uint16_t));
-    if (HasMinimum(format_)) {
-      std::memcpy(scales + (kQuantCols + col) * sizeof(uint16_t),
-                  &row.minima[b], sizeof(uint16_t));
+    for (uint32_t part = 0; part < parts; ++part) {
+      store(part, row.scales[b * parts + part]);
     }
+    if (HasMinimum(format_)) store(1, row.minima[b]);
     scales += QuantBlockBytes(format_);
   }
 }
@@ -109,18 +112,20 @@ void QuantizedMatrix::ReadRow(uint32_t index, float* out) const {
   const uint32_t col = index % kQuantCols;
   const int mask = HasNibbles(format_) ? 15 : 255;
   for (uint32_t b = 0; b < num_blocks(); ++b) {
-    const std::byte* const scales = codes + CodeBytes(format_);
-    const float scale = LoadHalf(scales + col * sizeof(uint16_t));
-    const float minimum =
-        HasMinimum(format_)
-            ? LoadHalf(scales + (kQuantCols + col) * sizeof(uint16_t))
-            : 0.0f;
+    const auto half = [&](uint32_t part) {
+      return LoadHalf(codes + CodeBytes(format_) +
+                      (part * kQuantCols + col) * sizeof(uint16_t));
+    };
+    const float scales[] = {half(0),
+                            ScaleParts(format_) == 2 ? half(1) : half(0)};
+    const float minimum = HasMinimum(format_) ? half(1) : 0.0f;
     for (uint32_t depth = 0; depth < kQuantDepth; ++depth) {
       const int byte =
           std::to_integer<int>(codes[CodeOffset(format_, depth, col)]);
       const int code = (byte >> (IsHighNibble(format_, depth) ? 4 : 0) & mask) -
                        ZeroCode(format_);
-      *out++ = scale * static_cast<float>(code) + minimum;
+      *out++ = scales[depth / (kQuantDepth / 2)] * static_cast<float>(code) +
+               minimum;
     }
     codes += QuantBlockBytes(format_);
   }

@@ -18,8 +18,8 @@ class ThreadPool;
 // of kernels reads. The last panel is padded with zeros. Immutable; movable.
 class QuantizedMatrix {
  public:
-  // A row to fill: num_cols codes; a scale and, where the format has minima, a
-  // minimum (fp16 bits) for each block of kQuantDepth.
+  // A row to fill: num_cols codes; ScaleParts scales and, where the format has
+  // minima, a minimum (fp16 bits) for each block of kQuantDepth.
   struct Row {
     std::span<uint8_t> codes;
     std::span<uint16_t> scales;

@@ -3,16 +3,25 @@
 #include <cstddef>
 #include <cstring>
 
+#include "common/float_types.h"
 #include "glog/logging.h"
+#include "inference_worker/model/dequantize_blocks.h"
 #include "inference_worker/model/tensor_types.h"
 
 namespace promptcache::worker {
 namespace {
 
+constexpr size_t kRuns = 8;  // of a block of 256
 constexpr size_t kHalf = cpu::kQuantDepth / 2;
 
 uint8_t Byte(const std::byte* p, size_t i) {
   return std::to_integer<uint8_t>(p[i]);
+}
+
+float LoadHalf(const std::byte* p) {
+  uint16_t bits;
+  std::memcpy(&bits, p, sizeof(bits));
+  return HalfToFloat(bits);
 }
 
 // Elements 0 to 15 in the low and 16 to 31 in the high halves.
@@ -51,6 +60,41 @@ void ReadCodes(TensorType type, const std::byte* block, uint8_t* codes) {
   }
 }
 
+// Blocks of 256: their runs' scales are rounded to fp16, 2^-12 of them at most.
+
+void ReadQ4K(const std::byte* block, uint8_t* codes, uint16_t* scales,
+             uint16_t* minima) {
+  const float d = LoadHalf(block);
+  const float dmin = LoadHalf(block + 2);
+  for (size_t run = 0; run < kRuns; ++run) {
+    const RunScale packed(block + 4, run);
+    scales[run] = FloatToHalf(d * static_cast<float>(packed.scale));
+    minima[run] = FloatToHalf(-dmin * static_cast<float>(packed.minimum));
+    const std::byte* const pairs = block + 16 + run / 2 * cpu::kQuantDepth;
+    for (size_t i = 0; i < cpu::kQuantDepth; ++i) {
+      const int pair = Byte(pairs, i);
+      *codes++ = static_cast<uint8_t>(pair >> (run % 2 * 4) & 0xF);
+    }
+  }
+}
+
+// A scale for each 16.
+void ReadQ6K(const std::byte* block, uint8_t* codes, uint16_t* scales) {
+  const float d = LoadHalf(block + 208);
+  for (size_t i = 0; i < 2 * kRuns; ++i) {
+    const auto scale = static_cast<int8_t>(block[192 + i]);
+    scales[i] = FloatToHalf(d * static_cast<float>(scale));
+  }
+  for (size_t i = 0; i < kRuns * cpu::kQuantDepth; ++i) {
+    const size_t part = i / 128;
+    const size_t in = i % 128;
+    const int low = Byte(block, part * 64 + in % 64) >> (in / 64 * 4) & 0xF;
+    const int high =
+        Byte(block, 128 + part * 32 + in % 32) >> (in / 32 * 2) & 3;
+    codes[i] = static_cast<uint8_t>((low | high << 4) - 32 + 128);
+  }
+}
+
 }  // namespace
 
 std::optional<cpu::QuantFormat> QuantFormatOf(TensorType type) {
@@ -58,10 +102,13 @@ std::optional<cpu::QuantFormat> QuantFormatOf(TensorType type) {
     case TensorType::kQ4_0:
       return cpu::QuantFormat::kNibbles;
     case TensorType::kQ4_1:
+    case TensorType::kQ4_K:
       return cpu::QuantFormat::kNibblesMin;
     case TensorType::kQ5_0:
     case TensorType::kQ8_0:
       return cpu::QuantFormat::kBytes;
+    case TensorType::kQ6_K:
+      return cpu::QuantFormat::kByteHalves;
     default:
       return std::nullopt;
   }
@@ -71,6 +118,18 @@ void ReadQuantizedRow(const TensorView& view, uint64_t row,
                       const cpu::QuantizedMatrix::Row& out) {
   const TensorTypeInfo& info = InfoOf(view.type);
   const std::byte* block = RowBytes(view, row).data();
+  if (info.block_elements == kRuns * cpu::kQuantDepth) {
+    for (size_t run = 0; run < out.minima.size(); run += kRuns) {
+      uint8_t* const codes = &out.codes[run * cpu::kQuantDepth];
+      if (view.type == TensorType::kQ4_K) {
+        ReadQ4K(block, codes, &out.scales[run], &out.minima[run]);
+      } else {
+        ReadQ6K(block, codes, &out.scales[2 * run]);
+      }
+      block += info.block_bytes;
+    }
+    return;
+  }
   for (size_t b = 0; b < out.scales.size(); ++b) {
     std::memcpy(&out.scales[b], block, sizeof(uint16_t));
     if (view.type == TensorType::kQ4_1) {

@@ -8,8 +8,8 @@
 
 namespace promptcache::worker {
 
-// How the kernels hold a type's weights without changing them; empty where
-// they cannot.
+// How the kernels hold a type's weights, unchanged but for the scales of Q4_K
+// and Q6_K, which are rounded to fp16; empty where they cannot.
 std::optional<cpu::QuantFormat> QuantFormatOf(TensorType type);
 
 // Row `row` as that format has it. REQUIRES: QuantFormatOf(view.type) has a

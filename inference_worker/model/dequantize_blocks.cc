@@ -144,21 +144,6 @@ void DequantizeQ3_K(const std::byte* block, float* out) {
   }
 }
 
-// The scales and minima, 6 bits each, of the 8 runs of 32 in 12 bytes.
-struct RunScale {
-  RunScale(const std::byte* packed, size_t run) {
-    if (run < 4) {
-      scale = Byte(packed, run) & 63;
-      minimum = Byte(packed, run + 4) & 63;
-    } else {
-      scale = (Byte(packed, run + 4) & 0xF) | Byte(packed, run - 4) >> 6 << 4;
-      minimum = Byte(packed, run + 4) >> 4 | Byte(packed, run) >> 6 << 4;
-    }
-  }
-  int scale;
-  int minimum;
-};
-
 // {d; dmin; scales[12]; uint4 q[256]}: x = d * scale * q - dmin * minimum. 32
 // bytes hold two runs: low nibbles the first, high ones the second.
 void DequantizeQ4_K(const std::byte* block, float* out) {

@@ -19,14 +19,16 @@ struct Weights {
   uint32_t n;
   uint32_t k;
   std::vector<uint8_t> codes;    // [n][k]
-  std::vector<uint16_t> scales;  // [n][k / 32]
+  std::vector<uint16_t> scales;  // [n][k / 32][parts]
   std::vector<uint16_t> minima;
 
   double Value(size_t row, size_t col) const {
     const size_t block = (row * k + col) / kQuantDepth;
     const double minimum =
         HasMinimum(format) ? HalfToFloat(minima[block]) : 0.0;
-    return double{HalfToFloat(scales[block])} *
+    const uint32_t parts = ScaleParts(format);
+    const size_t part = (row * k + col) % kQuantDepth * parts / kQuantDepth;
+    return double{HalfToFloat(scales[block * parts + part])} *
                (codes[row * k + col] - ZeroCode(format)) +
            minimum;
   }
@@ -46,7 +48,9 @@ Weights MakeWeights(QuantFormat format, uint32_t n, uint32_t k) {
   }
   std::normal_distribution<float> normal(0.0f, 0.01f);
   for (size_t i = 0; i < size_t{n} * k / kQuantDepth; ++i) {
-    weights.scales.push_back(FloatToHalf(normal(random)));
+    for (uint32_t part = 0; part < ScaleParts(format); ++part) {
+      weights.scales.push_back(FloatToHalf(normal(random)));
+    }
     weights.minima.push_back(FloatToHalf(normal(random)));
   }
   return weights;
@@ -59,7 +63,9 @@ QuantizedMatrix Pack(Kernels* kernels, const Weights& weights) {
       [&](uint64_t index, const QuantizedMatrix::Row& row) {
         std::copy_n(&weights.codes[index * weights.k], weights.k,
                     row.codes.begin());
-        std::copy_n(&weights.scales[index * blocks], blocks,
+        const size_t scales = blocks * ScaleParts(weights.format);
+        ASSERT_EQ(row.scales.size(), scales);
+        std::copy_n(&weights.scales[index * scales], scales,
                     row.scales.begin());
         std::copy_n(&weights.minima[index * blocks], blocks,
                     row.minima.begin());
@@ -271,6 +277,8 @@ const char* FormatName(QuantFormat format) {
       return "nibbles_min";
     case QuantFormat::kBytes:
       return "bytes";
+    case QuantFormat::kByteHalves:
+      return "byte_halves";
   }
   return "";
 }
@@ -280,7 +288,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::ValuesIn(Kernels::Runnable()),
                        ::testing::Values(QuantFormat::kNibbles,
                                          QuantFormat::kNibblesMin,
-                                         QuantFormat::kBytes)),
+                                         QuantFormat::kBytes,
+                                         QuantFormat::kByteHalves)),
     [](const auto& named) {
       return std::get<0>(named.param) + "_" +
              FormatName(std::get<1>(named.param));
