@@ -63,6 +63,32 @@ absl::Status ReadLists(const GgufFile& file, VocabularyData* vocabulary) {
   return absl::OkStatus();
 }
 
+// What SentencePiece's Unigram does to text first.
+absl::Status ReadNormalisation(const GgufFile& file,
+                               VocabularyData* vocabulary) {
+  constexpr std::string_view kCharsmapKey =
+      "tokenizer.ggml.precompiled_charsmap";
+  constexpr std::string_view kExtraSpacesKey =
+      "tokenizer.ggml.remove_extra_whitespaces";
+  if (file.Find(kExtraSpacesKey) != nullptr) {
+    PC_ASSIGN_OR_RETURN(vocabulary->removes_extra_spaces,
+                        file.Bool(kExtraSpacesKey));
+  }
+  const GgufValue* charsmap = file.Find(kCharsmapKey);
+  if (charsmap == nullptr) return absl::OkStatus();
+  if (charsmap->type != GgufType::kArray ||
+      (charsmap->element != GgufType::kUint8 &&
+       charsmap->element != GgufType::kInt8)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("metadata ", ToAbsl(kCharsmapKey), ": ",
+                     DescribeGgufValue(*charsmap), ", must be bytes"));
+  }
+  vocabulary->charsmap.assign(
+      reinterpret_cast<const char*>(charsmap->raw.data()),
+      charsmap->raw.size());
+  return absl::OkStatus();
+}
+
 // Where a file does not say, as older ones don't.
 bool FamilyAddsBos(const VocabularyData& vocabulary) {
   if (vocabulary.model == "llama") return true;
@@ -105,6 +131,9 @@ absl::StatusOr<VocabularyData> ReadGgufVocabulary(const GgufFile& file) {
   if (file.Find(kSpacePrefixKey) != nullptr) {
     PC_ASSIGN_OR_RETURN(vocabulary.add_space_prefix,
                         file.Bool(kSpacePrefixKey));
+  }
+  if (vocabulary.model == "t5") {
+    PC_RETURN_IF_ERROR(ReadNormalisation(file, &vocabulary));
   }
   return vocabulary;
 }

@@ -234,17 +234,22 @@ bool IsEncoderRole(TensorRole role);
 
 // What the tokenizer needs of a file, as the file says it.
 struct VocabularyData {
-  // "gpt2": byte-level BPE; "llama": SentencePiece's BPE.
+  // "gpt2": byte-level BPE; "llama": SentencePiece's BPE; "t5": its Unigram.
   std::string model;
   // "gpt2": "smollm", "gpt-2", ..., or steps (pre_tokenizer.h); "llama":
-  // "metaspace" adds no space in front of one.
+  // "metaspace" adds no space in front of one; "t5": tokenizer.json's steps
+  // (unigram_normalizer.h), or SentencePiece's own way.
   std::string pre_tokenizer;
   std::vector<std::string> tokens;
   std::vector<int32_t> token_types;  // GGUF's: 1 normal, 2 unknown, 3 control,
                                      // 4 user defined, 6 byte
   std::vector<std::string> merges;   // "left right"
   std::vector<float> scores;
-  bool add_space_prefix = true;  // "llama": U+2581 in front of any text
+  bool add_space_prefix = true;  // "llama", "t5": U+2581 in front of any text
+  // "t5": SentencePiece's compiled table of what characters become, and whether
+  // only one of several spaces stays, and none at the ends.
+  std::string charsmap;
+  bool removes_extra_spaces = false;
   int32_t bos_id = -1;
   int32_t eos_id = -1;
   int32_t eot_id = -1;

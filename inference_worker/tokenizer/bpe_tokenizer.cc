@@ -154,10 +154,11 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(
   if (vocabulary.model == "llama") {
     return CreateSentencePieceTokenizer(vocabulary);
   }
+  if (vocabulary.model == "t5") return CreateUnigramTokenizer(vocabulary);
   return absl::InvalidArgumentError(absl::StrCat(
       "tokenizer model \"", absl::CHexEscape(vocabulary.model),
       "\" is not supported; supported: gpt2 (byte-level BPE), llama "
-      "(SentencePiece BPE)"));
+      "(SentencePiece BPE), t5 (SentencePiece Unigram)"));
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> CreateTokenizer(

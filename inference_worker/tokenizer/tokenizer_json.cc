@@ -12,43 +12,15 @@
 #include "common/status_macros.h"
 #include "common/strings.h"
 #include "inference_worker/tokenizer/pre_tokenizer.h"
+#include "inference_worker/tokenizer/tokenizer_json_parts.h"
 #include "inference_worker/tokenizer/vocabulary_tokenizer.h"
 #include "nlohmann/json.hpp"
 
 namespace promptcache::worker {
 namespace {
 
-using Json = nlohmann::json;
-
-constexpr std::string_view kSpaceMark = "\u2581";
 // Far above any vocabulary: what a damaged id may at most make us allocate.
 constexpr uint64_t kMaxTokens = uint64_t{1} << 22;
-
-// Null where there is no such field or `json` is no object.
-const Json& Field(const Json& json, const char* key) {
-  static const Json null;
-  if (!json.is_object()) return null;
-  const auto it = json.find(key);
-  return it == json.end() ? null : *it;
-}
-
-bool IsTrue(const Json& json) { return json.is_boolean() && json.get<bool>(); }
-
-std::string_view Text(const Json& json) {
-  if (!json.is_string()) return "";
-  return json.get_ref<const std::string&>();
-}
-
-std::string_view TypeOf(const Json& json) { return Text(Field(json, "type")); }
-
-absl::Status Refuse(std::string_view key, const Json& value) {
-  constexpr size_t kMaxShown = 120;
-  std::string shown = value.dump(-1, ' ', /*ensure_ascii=*/true,
-                                 Json::error_handler_t::replace);
-  if (shown.size() > kMaxShown) shown = shown.substr(0, kMaxShown) + "...";
-  return absl::InvalidArgumentError(absl::StrCat(
-      "tokenizer.json: ", ToAbsl(key), " ", shown, " is not supported"));
-}
 
 // The parts of a Sequence, which may be nested; or the one part; or nothing.
 absl::Status Flatten(std::string_view key, const char* list, const Json& json,
@@ -86,6 +58,8 @@ class Reader {
                                 std::vector<std::string>* steps);
   absl::Status ReadSentencePiece();
   absl::Status ReadMetaspace(const Json& part);
+  absl::Status ReadUnigram();
+  absl::Status ReadPieces();
   absl::Status CheckDecoder(std::initializer_list<std::string_view> known);
   void ReadEnds();
   int32_t IdOf(const Json& name) const;
@@ -95,6 +69,7 @@ class Reader {
   const Json& model_;
   std::vector<const Json*> normalizers_;
   std::vector<const Json*> pre_tokenizers_;
+  std::string unknown_;  // the unknown token, where there is one
   VocabularyData out_;
 };
 
@@ -104,6 +79,14 @@ absl::StatusOr<VocabularyData> Reader::Read() {
                              Field(root_, "normalizer"), &normalizers_));
   PC_RETURN_IF_ERROR(Flatten("pre_tokenizer", "pretokenizers",
                              Field(root_, "pre_tokenizer"), &pre_tokenizers_));
+  if (TypeOf(model_) == "Unigram") {
+    PC_RETURN_IF_ERROR(ReadUnigram());
+    PC_RETURN_IF_ERROR(ReadPieces());
+    PC_RETURN_IF_ERROR(ReadAddedTokens());
+    out_.scores.resize(out_.tokens.size());  // added tokens have none
+    ReadEnds();
+    return std::move(out_);
+  }
   bool byte_level = false;
   for (const Json* part : pre_tokenizers_) {
     byte_level |= TypeOf(*part) == "ByteLevel";
@@ -119,6 +102,7 @@ absl::StatusOr<VocabularyData> Reader::Read() {
 absl::Status Reader::ReadModel() {
   // Old files do not name the type of BPE.
   const Json& type = Field(model_, "type");
+  if (type == "Unigram") return absl::OkStatus();
   if (type.is_null() ? !Field(model_, "merges").is_array() : type != "BPE") {
     return Refuse("model.type", type);
   }
@@ -249,6 +233,45 @@ absl::Status Reader::ReadMetaspace(const Json& part) {
   return absl::OkStatus();
 }
 
+absl::Status Reader::ReadUnigram() {
+  out_.model = "t5";
+  PC_RETURN_IF_ERROR(ReadUnigramSteps(normalizers_, pre_tokenizers_, &out_));
+  return CheckDecoder(
+      {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"});
+}
+
+// Pairs of a piece and its score; a piece's place is its id.
+absl::Status Reader::ReadPieces() {
+  const Json& pieces = Field(model_, "vocab");
+  if (!pieces.is_array() || pieces.size() > kMaxTokens) {
+    return Refuse("model.vocab", pieces);
+  }
+  const bool byte_fallback = IsTrue(Field(model_, "byte_fallback"));
+  const Json& unknown = Field(model_, "unk_id");
+  if (!unknown.is_null() &&
+      (!unknown.is_number_unsigned() || unknown >= pieces.size())) {
+    return Refuse("model.unk_id", unknown);
+  }
+  for (size_t id = 0; id < pieces.size(); ++id) {
+    const Json& piece = pieces[id];
+    if (!piece.is_array() || piece.size() != 2 || !piece[0].is_string() ||
+        !piece[1].is_number()) {
+      return Refuse(absl::StrCat("model.vocab[", id, "]"), piece);
+    }
+    const auto& spelling = piece[0].get_ref<const std::string&>();
+    TokenKind kind = TokenKind::kNormal;
+    if (byte_fallback && ByteOfToken(spelling) >= 0) kind = TokenKind::kByte;
+    if (unknown == id) {
+      kind = TokenKind::kUnknown;
+      unknown_ = spelling;
+    }
+    out_.tokens.push_back(spelling);
+    out_.token_types.push_back(static_cast<int32_t>(kind));
+    out_.scores.push_back(piece[1].get<float>());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Reader::SetToken(const std::string& token, const Json& id,
                               TokenKind kind) {
   if (!id.is_number_unsigned() || id.get<uint64_t>() >= kMaxTokens) {
@@ -278,11 +301,11 @@ absl::Status Reader::ReadVocabulary() {
   if (byte_fallback && out_.model == "gpt2") {
     return Refuse("model.byte_fallback", Field(model_, "byte_fallback"));
   }
-  const std::string_view unknown = Text(Field(model_, "unk_token"));
+  unknown_ = Text(Field(model_, "unk_token"));
   for (const auto& [token, id] : vocabulary.items()) {
     TokenKind kind = TokenKind::kNormal;
     if (byte_fallback && ByteOfToken(token) >= 0) kind = TokenKind::kByte;
-    if (token == unknown && out_.model == "llama") kind = TokenKind::kUnknown;
+    if (token == unknown_ && out_.model == "llama") kind = TokenKind::kUnknown;
     PC_RETURN_IF_ERROR(SetToken(token, id, kind));
   }
   return absl::OkStatus();
@@ -311,7 +334,6 @@ absl::Status Reader::ReadAddedTokens() {
   const Json& added = Field(root_, "added_tokens");
   if (added.is_null()) return absl::OkStatus();
   if (!added.is_array()) return Refuse("added_tokens", added);
-  const std::string_view unknown = Text(Field(model_, "unk_token"));
   for (const Json& token : added) {
     const Json& content = Field(token, "content");
     if (Text(content).empty()) return Refuse("added_tokens", token);
@@ -323,7 +345,7 @@ absl::Status Reader::ReadAddedTokens() {
       return Refuse("added_tokens", token);
     }
     TokenKind kind = special ? TokenKind::kControl : TokenKind::kUserDefined;
-    if (out_.model == "llama" && Text(content) == unknown) {
+    if (out_.model != "gpt2" && Text(content) == unknown_) {
       kind = TokenKind::kUnknown;
     }
     PC_RETURN_IF_ERROR(

@@ -22,4 +22,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(
 absl::StatusOr<std::unique_ptr<Tokenizer>> CreateSentencePieceTokenizer(
     const VocabularyData& vocabulary);
 
+// "t5": SentencePiece's Unigram: of all ways to cut the text into pieces the
+// one with the highest sum of scores, after the vocabulary's own normalisation.
+absl::StatusOr<std::unique_ptr<Tokenizer>> CreateUnigramTokenizer(
+    const VocabularyData& vocabulary);
+
 }  // namespace promptcache::worker

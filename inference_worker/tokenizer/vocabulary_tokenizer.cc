@@ -41,6 +41,10 @@ Digest DigestOf(const VocabularyData& vocabulary) {
             std::string_view(scores, vocabulary.scores.size() * sizeof(float)))
         .Add("space prefix", uint64_t{vocabulary.add_space_prefix});
   }
+  if (vocabulary.model == "t5") {
+    sha.Add("charsmap", vocabulary.charsmap)
+        .Add("extra spaces", uint64_t{vocabulary.removes_extra_spaces});
+  }
   return sha.Finish();
 }
 
