@@ -5,9 +5,7 @@
 namespace promptcache::worker {
 
 PieceTrie::PieceTrie(std::vector<std::pair<std::string_view, int32_t>> pieces) {
-  std::stable_sort(
-      pieces.begin(), pieces.end(),
-      [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::sort(pieces.begin(), pieces.end());
   // Ranges of pieces that share their first bytes, level by level.
   struct Range {
     size_t begin, end, depth;

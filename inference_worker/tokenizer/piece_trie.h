@@ -13,7 +13,7 @@ namespace promptcache::worker {
 class PieceTrie {
  public:
   PieceTrie() = default;
-  // Spelling and id; of equal spellings the first counts. None is empty.
+  // Spelling and id; of equal spellings the lowest id counts. None is empty.
   explicit PieceTrie(std::vector<std::pair<std::string_view, int32_t>> pieces);
 
   // Calls visit(num_bytes, id) for each piece that `text` begins with, the
