@@ -41,7 +41,7 @@ class TiersTest : public NodeTest {
     for (int i = 0; i < kModules; ++i) {
       PC_ASSERT_OK(worker_->PutSchema(Schema(i)));
       PC_ASSERT_OK(worker_->Generate(Prompt(absl::StrCat("s", i))).status);
-      ASSERT_TRUE(Eventually(absl::Seconds(10), [&] {
+      ASSERT_TRUE(Eventually(absl::Seconds(30), [&] {
         return DeviceTier().used_bytes() <=
                (kDevicePages - kFreePages) * PageBytes();
       }));
@@ -82,7 +82,7 @@ TEST_F(TiersTest, DemotedModulesAreHitsAndComeBackUnchanged) {
   EXPECT_GT(from_host.usage().cached_tokens(), 100u);
   EXPECT_EQ(TierNow(v1::TIER_HOST).hit_tokens(),
             from_host.usage().cached_tokens());
-  ASSERT_TRUE(Eventually(absl::Seconds(10),
+  ASSERT_TRUE(Eventually(absl::Seconds(30),
                          [&] { return TierOf(schema) == v1::TIER_DEVICE; }));
   const Answer promoted = worker_->Generate(Prompt(schema));
   PC_ASSERT_OK(promoted.status);
