@@ -33,6 +33,7 @@ void RunDamaged(Target target, const std::vector<std::string>& seeds) {
 TEST(FuzzTargetsTest, SurviveDamagedSeeds) {
   RunDamaged(FuzzGguf, GgufSeeds());
   RunDamaged(FuzzHfFolder, HfFolderSeeds());
+  RunDamaged(FuzzTokenizer, HfFolderSeeds());
   RunDamaged(FuzzPml, PmlSeeds());
 }
 

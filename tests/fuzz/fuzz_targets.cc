@@ -22,9 +22,6 @@
 namespace promptcache::worker {
 namespace {
 
-// A damaged vocabulary may be anything; what it encodes must come back.
-constexpr char kText[] = "The caf\xC3\xA9 opens at 9:30,\n<|im_start|> \xFF ok";
-
 void ReadModel(const ModelFile& model) {
   for (int role = 0; role <= static_cast<int>(TensorRole::kFfnDownBias);
        ++role) {
@@ -38,13 +35,6 @@ void ReadModel(const ModelFile& model) {
     }
   }
   model.Fingerprint().status().IgnoreError();
-  const auto tokenizer = CreateTokenizer(model);
-  if (!tokenizer.ok()) return;
-  for (const int32_t id : (*tokenizer)->Encode(kText)) {
-    CHECK_GE(id, 0);
-    CHECK_LT(id, (*tokenizer)->vocab_size());
-    (*tokenizer)->Decode(id);
-  }
 }
 
 // A file without a name, rewritten for each input: the readers map files.
@@ -99,6 +89,11 @@ std::string_view TextOf(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+ScratchFolder& SharedFolder() {
+  static ScratchFolder& folder = *new ScratchFolder;
+  return folder;
+}
+
 std::vector<std::string_view> SplitFiles(std::string_view text, size_t most) {
   std::vector<std::string_view> parts;
   while (parts.size() + 1 < most) {
@@ -146,7 +141,7 @@ void FuzzHfFolder(std::span<const std::byte> bytes) {
     const std::vector<char> weights(files[1].begin(), files[1].end());
     ParseSafetensors(std::as_bytes(std::span(weights))).status().IgnoreError();
   }
-  static ScratchFolder& folder = *new ScratchFolder;
+  ScratchFolder& folder = SharedFolder();
   for (size_t i = 0; i < files.size(); ++i) folder.Write(i, files[i]);
   for (const bool vocabulary_only : {false, true}) {
     const auto model =
@@ -154,6 +149,25 @@ void FuzzHfFolder(std::span<const std::byte> bytes) {
     if (!model.ok()) continue;
     ReadModel(**model);
     break;
+  }
+}
+
+void FuzzTokenizer(std::span<const std::byte> bytes) {
+  // Not only English: what a damaged vocabulary encodes must be its own.
+  constexpr char kText[] =
+      "The caf\xC3\xA9 opens at 9:30,\n<|im_start|> \xFF ok";
+  const std::vector<std::string_view> files =
+      SplitFiles(TextOf(bytes), ScratchFolder::kNames.size());
+  ScratchFolder& folder = SharedFolder();
+  for (size_t i = 0; i < files.size(); ++i) folder.Write(i, files[i]);
+  const auto model = OpenModelFile(folder.path(), {.vocabulary_only = true});
+  if (!model.ok()) return;
+  const auto tokenizer = CreateTokenizer(**model);
+  if (!tokenizer.ok()) return;
+  for (const int32_t id : (*tokenizer)->Encode(kText)) {
+    CHECK_GE(id, 0);
+    CHECK_LT(id, (*tokenizer)->vocab_size());
+    (*tokenizer)->Decode(id);
   }
 }
 

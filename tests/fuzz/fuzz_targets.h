@@ -21,6 +21,9 @@ void FuzzGguf(std::span<const std::byte> bytes);
 void FuzzHfFolder(std::span<const std::byte> bytes);
 inline constexpr char kFolderSeparator[] = "\n%%%%\n";
 
+// The same folder without its weights: its tokenizer, created and used.
+void FuzzTokenizer(std::span<const std::byte> bytes);
+
 // A schema and a prompt, joined by kFolderSeparator, compiled with a tokenizer
 // of single bytes.
 void FuzzPml(std::span<const std::byte> bytes);

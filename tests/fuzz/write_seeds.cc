@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   const std::string folder = argv[1];
   Write(folder + "/gguf", promptcache::worker::GgufSeeds());
   Write(folder + "/hf_folder", promptcache::worker::HfFolderSeeds());
+  Write(folder + "/tokenizer", promptcache::worker::HfFolderSeeds());
   Write(folder + "/pml", promptcache::worker::PmlSeeds());
   return 0;
 }
