@@ -11,8 +11,8 @@ namespace promptcache::worker::cpu {
 namespace {
 
 struct Avx2Quant : Avx2 {
-  static constexpr uint32_t kTileRows = 4;
-  static constexpr int kQuantSums = 4;
+  static constexpr uint32_t kTileRows = 6;
+  static constexpr int kQuantSums = 6;
   // Of nibbles 16-bit sums of a whole block: 16 products of at most 15 * 127
   // are below 2^15. Of bytes 32-bit sums.
   using Sum = __m256i;

@@ -117,14 +117,39 @@ struct QuantGemm {
       codes += QuantBlockBytes(kFormat);
       a += kRows * PreparedQuantBytes(kFormat);
     }
+    StoreTile<kRows, kVectors>(block, row, vector * size_t{S::kLanes}, sums);
+  }
+
+  template <int kRows, int kVectors>
+  static inline __attribute__((always_inline)) void StoreTile(
+      const GemmBlock& block, size_t row, size_t col,
+      const F (&sums)[kRows][kVectors]) {
+    constexpr size_t kLanes = S::kLanes;
+    if (block.bias != nullptr || col + kVectors * kLanes > block.num_cols) {
+      PROMPTCACHE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        PROMPTCACHE_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          const size_t at = col + v * kLanes;
+          if (at >= block.num_cols) continue;
+          StoreColumns<S>(block, row + r, at, &sums[r][v], 1);
+        }
+      }
+      return;
+    }
+    // The usual case, without calls.
+    float* const c = block.c + row * block.c_stride + col;
+    const float* const residual =
+        block.residual == nullptr ? nullptr
+                                  : block.residual + row * block.c_stride + col;
     PROMPTCACHE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       PROMPTCACHE_UNROLL
       for (int v = 0; v < kVectors; ++v) {
-        const size_t col = (vector + v) * size_t{S::kLanes};
-        if (col < block.num_cols) {
-          StoreColumns<S>(block, row + r, col, &sums[r][v], 1);
-        }
+        const size_t at = r * block.c_stride + v * kLanes;
+        F sum = sums[r][v];
+        if (residual != nullptr) sum = S::Add(sum, S::Load(residual + at));
+        S::Store(c + at, sum);
       }
     }
   }
