@@ -269,6 +269,7 @@ struct Elementwise {
     for (uint32_t i = 2 * pairs; i < head_dim; ++i) out[i] = x[i] * scale;
   }
 
+  // NOLINTNEXTLINE(readability-function-size): __restrict__ wants pointers
   static void RotatePairs(const float* __restrict__ x,
                           const float* __restrict__ y,
                           const float* __restrict__ cosines,
