@@ -36,7 +36,8 @@ namespace {
 constexpr promptcache::pml::Limits kLimits;  // the defaults
 }  // namespace
 
-ABSL_FLAG(std::string, model, "", "GGUF file of the model");
+ABSL_FLAG(std::string, model, "",
+          "the model: a GGUF file or a Hugging Face folder");
 ABSL_FLAG(std::string, listen, "127.0.0.1:7070",
           "address of the gRPC services; port 0 takes any free one");
 ABSL_FLAG(bool, insecure_listen, false,

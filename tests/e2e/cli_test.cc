@@ -65,6 +65,13 @@ TEST_F(CliTest, SaysWhichServerDoesNotAnswerAndHowToStartIt) {
       "exit status 3");
 }
 
+TEST_F(CliTest, AQuestionInPlaceOfAFileIsToldHowToBeAsked) {
+  const CliResult result = Cli({"generate", "Why is the sky blue?"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.error, HasSubstr("no file Why is the sky blue?"));
+  EXPECT_THAT(result.error, HasSubstr("--message user:TEXT"));
+}
+
 TEST_F(CliTest, AWrongCommandLineIsExitTwo) {
   EXPECT_EQ(Cli({"generate", "--no-such-flag"}).ended, "exit status 2");
   EXPECT_EQ(Cli({}).ended, "exit status 2");

@@ -190,8 +190,8 @@ void AddDemo(CLI::App* app, const Globals* globals, Action* action) {
       "start a daemon and a worker in a private place, answer two prompts with "
       "and without the cache, show what it saves, end everything");
   command->add_option("--model", flags->model,
-                      "a GGUF file; the small model that tools/fetch_model "
-                      "fetched otherwise");
+                      "a GGUF file or a Hugging Face folder; the small model "
+                      "that tools/fetch_model fetched otherwise");
   command->add_option("--max-tokens", flags->max_tokens, "longest answer")
       ->check(CLI::Range(1, 2048))
       ->capture_default_str();

@@ -56,7 +56,7 @@ absl::StatusOr<std::string> FindModel(const std::string& model) {
   std::error_code error;
   if (fs::exists(path, error)) return path;
   if (!model.empty()) {
-    return absl::NotFoundError(absl::StrCat("there is no model file ", path));
+    return absl::NotFoundError(absl::StrCat("there is no model ", path));
   }
   return absl::NotFoundError(
       absl::StrCat("no model: --model was not given and the small model is not "

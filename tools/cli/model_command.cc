@@ -111,7 +111,8 @@ void AddModel(CLI::App* app, const Globals* globals, Action* action) {
   CLI::App* info =
       model->add_subcommand("info", "what a model file holds; no server");
   info->add_option("file", *path,
-                   "a GGUF file (the small model that tools/fetch_model "
+                   "a GGUF file or a Hugging Face folder (the small model "
+                   "that tools/fetch_model "
                    "fetched otherwise)");
   info->callback([=] { *action = [=] { return Info(*globals, *path); }; });
   CLI::App* served = model->add_subcommand("served", "what the worker serves");

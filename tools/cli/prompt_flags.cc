@@ -80,6 +80,13 @@ absl::StatusOr<v1::Prompt> PromptFlags::Prompt() const {
   auto text = ReadFile(!pml_file_.empty() ? pml_file_
                        : file_.empty()    ? "-"
                                           : file_);
+  // Who types a question where a file is meant is told how to ask it.
+  if (absl::IsNotFound(text.status()) && !file_.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no file ", file_,
+                     "; a question itself goes with --message user:TEXT, "
+                     "text to be continued with --text TEXT"));
+  }
   if (!text.ok()) return text.status();
   if (!pml_file_.empty() || LooksLikePml(*text)) {
     prompt.set_pml(*text);

@@ -124,8 +124,8 @@ void AddUp(CLI::App* app, const Globals* globals, Action* action) {
       "start a daemon and a worker on this machine, in the foreground; they "
       "listen at --worker and --daemon (port 0: any)");
   command->add_option("--model", flags->model,
-                      "a GGUF file; the small model that tools/fetch_model "
-                      "fetched otherwise");
+                      "a GGUF file or a Hugging Face folder; the small model "
+                      "that tools/fetch_model fetched otherwise");
   command->add_option("--dir", flags->dir,
                       "for socket, registry and logs "
                       "(~/.local/state/promptcache otherwise)");
