@@ -1,7 +1,6 @@
 #include "inference_worker/engine/cpu_backend.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -15,29 +14,11 @@
 #include "inference_worker/engine/families/config_check.h"
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/families/reuse.h"
+#include "inference_worker/engine/pass_buffers.h"
 #include "inference_worker/engine/row_groups.h"
 
 namespace promptcache::worker {
 namespace {
-
-// Rows that go through a layer's matrices together: enough to reuse a weight
-// panel well, few enough for their activations to stay in the cache; whole
-// blocks of every set of kernels (48, 96 and 128 rows).
-constexpr size_t kBlockRows = 384;
-
-// Activations of one pass, reused by the next. Rows are dense.
-struct Activations {
-  size_t capacity_rows = 0;
-  cpu::PopulatedMemory memory;
-  // Of all rows.
-  float* residual = nullptr;   // [rows][hidden]
-  float* qkv = nullptr;        // [rows][q + k + v]
-  float* attention = nullptr;  // [rows][q]
-  // Of one block of rows.
-  float* normed = nullptr;   // [block][hidden]
-  float* gate_up = nullptr;  // [block][2 * ffn]
-  float* gated = nullptr;    // [block][ffn]
-};
 
 // What turns and biases keys and queries; empty what the model does not use.
 struct PositionTables {
@@ -111,7 +92,12 @@ class CpuBackend final : public Backend {
   }
   size_t qkv_dim() const { return query_dim() + 2 * kv_dim(); }
 
-  absl::Status ReserveRows(size_t num_rows);
+  RowWidths Widths() const {
+    return {.hidden = hidden_dim(),
+            .query = query_dim(),
+            .qkv = qkv_dim(),
+            .ffn = ffn_dim()};
+  }
   void DescribePass(std::span<const RowGroup> groups);
   void Embed(size_t num_rows);
   cpu::AttentionShape ShapeOf(uint32_t layer) const;
@@ -138,7 +124,7 @@ class CpuBackend final : public Backend {
   const CpuWeights weights_;
 
   // Of the pass that is running; kept for the next one's sake.
-  Activations act_;
+  PassBuffers act_;
   std::vector<int32_t> ids_;
   std::vector<int32_t> table_rows_;  // of learned positions
   std::vector<cpu::KvWrite> writes_;
@@ -162,7 +148,7 @@ absl::Status CpuBackend::Forward(std::span<const RowGroup> groups,
     num_rows += group.tokens.size();
     num_logit_rows += NumLogitRows(group);
   }
-  PC_RETURN_IF_ERROR(ReserveRows(num_rows));
+  PC_RETURN_IF_ERROR(act_.Reserve(num_rows, Widths()));
   logits->resize(num_logit_rows * config_.vocab_size);
   if (num_rows == 0) return absl::OkStatus();
 
@@ -170,37 +156,6 @@ absl::Status CpuBackend::Forward(std::span<const RowGroup> groups,
   Embed(num_rows);
   for (uint32_t i = 0; i < config_.num_layers; ++i) RunLayer(i, num_rows);
   RunHead(groups, logits->data());
-  return absl::OkStatus();
-}
-
-// Grows by doubling: a server's passes settle at its largest one.
-absl::Status CpuBackend::ReserveRows(size_t num_rows) {
-  if (num_rows <= act_.capacity_rows) return absl::OkStatus();
-  const size_t capacity = std::bit_ceil(std::max<size_t>(num_rows, 16));
-  const size_t block = std::min(capacity, kBlockRows);
-  const std::pair<float**, size_t> parts[] = {
-      {&act_.residual, capacity * hidden_dim()},
-      {&act_.qkv, capacity * qkv_dim()},
-      {&act_.attention, capacity * query_dim()},
-      {&act_.normed, block * hidden_dim()},
-      {&act_.gate_up, block * 2 * ffn_dim()},
-      {&act_.gated, block * ffn_dim()},
-  };
-  constexpr size_t kAlignFloats = 16;
-  const auto aligned = [](size_t count) {
-    return (count + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
-  };
-  size_t total = 0;
-  for (const auto& [pointer, count] : parts) total += aligned(count);
-  act_ = {};  // the old ones go first: never both at once
-  PC_ASSIGN_OR_RETURN(act_.memory,
-                      cpu::PopulatedMemory::Allocate(total * sizeof(float)));
-  auto* next = reinterpret_cast<float*>(act_.memory.data());
-  for (const auto& [pointer, count] : parts) {
-    *pointer = next;
-    next += aligned(count);
-  }
-  act_.capacity_rows = capacity;
   return absl::OkStatus();
 }
 

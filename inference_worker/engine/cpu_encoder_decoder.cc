@@ -1,7 +1,6 @@
 #include "inference_worker/engine/cpu_encoder_decoder.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -12,30 +11,11 @@
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/families/relative_bias.h"
 #include "inference_worker/engine/families/reuse.h"
+#include "inference_worker/engine/pass_buffers.h"
 #include "inference_worker/engine/row_groups.h"
 
 namespace promptcache::worker {
 namespace {
-
-// Rows that go through a layer's matrices together (cpu_backend.cc).
-constexpr size_t kBlockRows = 384;
-
-// Activations of one pass, reused by the next: of its encoder rows, then of
-// its decoder rows. Rows are dense.
-struct Activations {
-  size_t capacity_rows = 0;
-  cpu::PopulatedMemory memory;
-  // Of all rows of a stack.
-  float* residual = nullptr;   // [rows][hidden]
-  float* qkv = nullptr;        // [rows][q + k + v]
-  float* attention = nullptr;  // [rows][q]
-  // The encoder's own keys and values: one page of all rows, one layer.
-  std::byte* encoder_kv = nullptr;
-  // Of one block of rows.
-  float* normed = nullptr;   // [block][hidden]
-  float* gate_up = nullptr;  // [block][2 * ffn]
-  float* gated = nullptr;    // [block][ffn]
-};
 
 cpu::DistanceBias BiasOf(const ModelConfig& config,
                          const std::vector<float>& table, bool both_ways) {
@@ -104,7 +84,13 @@ class CpuEncoderDecoder final : public Backend {
   size_t qkv_dim() const { return query_dim() + 2 * kv_dim(); }
 
   PassLimits Limits() const;
-  absl::Status ReserveRows(size_t num_rows);
+  RowWidths Widths() const {
+    return {.hidden = hidden_dim(),
+            .query = query_dim(),
+            .qkv = qkv_dim(),
+            .ffn = ffn_dim(),
+            .encoder_kv = kv_dim()};
+  }
   void SortRows(std::span<const RowGroup> groups);
   void RunEncoder();
   void DescribeEncoder();
@@ -142,7 +128,7 @@ class CpuEncoderDecoder final : public Backend {
   const cpu::DistanceBias decoder_bias_;
 
   // Of the pass that is running; kept for the next one's sake.
-  Activations act_;
+  PassBuffers act_;
   std::vector<Rows> encoder_;
   std::vector<Rows> decoder_;
   // Of the stack that is running.
@@ -170,7 +156,7 @@ absl::Status CpuEncoderDecoder::Forward(std::span<const RowGroup> groups,
     return stack.empty() ? 0 : stack.back().first + stack.back().count();
   };
   PC_RETURN_IF_ERROR(
-      ReserveRows(std::max(rows_of(encoder_), rows_of(decoder_))));
+      act_.Reserve(std::max(rows_of(encoder_), rows_of(decoder_)), Widths()));
   logits->resize(num_logit_rows * config_.vocab_size);
   if (!encoder_.empty()) {
     RunEncoder();
@@ -193,45 +179,10 @@ absl::Status CpuEncoderDecoder::EncoderOutput(std::span<const int32_t> tokens,
   }
   const RowGroup group = {.tokens = tokens, .part = RowPart::kEncoder};
   SortRows({&group, 1});
-  PC_RETURN_IF_ERROR(ReserveRows(tokens.size()));
+  PC_RETURN_IF_ERROR(act_.Reserve(tokens.size(), Widths()));
   RunEncoder();
   const float* last = act_.residual + (num_rows_ - 1) * hidden_dim();
   output->assign(last, last + hidden_dim());
-  return absl::OkStatus();
-}
-
-// Grows by doubling: a server's passes settle at its largest one.
-absl::Status CpuEncoderDecoder::ReserveRows(size_t num_rows) {
-  if (num_rows <= act_.capacity_rows) return absl::OkStatus();
-  const size_t capacity = std::bit_ceil(std::max<size_t>(num_rows, 16));
-  const size_t block = std::min(capacity, kBlockRows);
-  const size_t kv_floats = capacity * kv_dim();  // two bf16 to a float
-  float* encoder_kv = nullptr;
-  const std::pair<float**, size_t> parts[] = {
-      {&act_.residual, capacity * hidden_dim()},
-      {&act_.qkv, capacity * qkv_dim()},
-      {&act_.attention, capacity * query_dim()},
-      {&encoder_kv, kv_floats},
-      {&act_.normed, block * hidden_dim()},
-      {&act_.gate_up, block * 2 * ffn_dim()},
-      {&act_.gated, block * ffn_dim()},
-  };
-  constexpr size_t kAlignFloats = 16;
-  const auto aligned = [](size_t count) {
-    return (count + kAlignFloats - 1) / kAlignFloats * kAlignFloats;
-  };
-  size_t total = 0;
-  for (const auto& [pointer, count] : parts) total += aligned(count);
-  act_ = {};  // the old ones go first: never both at once
-  PC_ASSIGN_OR_RETURN(act_.memory,
-                      cpu::PopulatedMemory::Allocate(total * sizeof(float)));
-  auto* next = reinterpret_cast<float*>(act_.memory.data());
-  for (const auto& [pointer, count] : parts) {
-    *pointer = next;
-    next += aligned(count);
-  }
-  act_.encoder_kv = reinterpret_cast<std::byte*>(encoder_kv);
-  act_.capacity_rows = capacity;
   return absl::OkStatus();
 }
 

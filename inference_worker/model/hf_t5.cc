@@ -83,15 +83,20 @@ absl::Status ReadStart(const HfConfig& file, ModelConfig* config) {
   return absl::OkStatus();
 }
 
+struct WeightAdder {
+  RuleWriter& rules;
+  void operator()(TensorRole role, std::string_view prefix,
+                  std::string_view name) const {
+    rules.Add(role, std::string(prefix) + std::string(name) + ".weight");
+  }
+};
+
 void AddEncoder(RuleWriter& rules, bool gated) {
   using enum TensorRole;
   constexpr std::string_view kAttention =
       "encoder.block.{}.layer.0.SelfAttention.";
   constexpr std::string_view kFfn = "encoder.block.{}.layer.1.DenseReluDense.";
-  const auto add = [&rules](TensorRole role, std::string_view prefix,
-                            std::string_view name) {
-    rules.Add(role, std::string(prefix) + std::string(name) + ".weight");
-  };
+  const WeightAdder add{rules};
   add(kEncoderOutputNorm, "encoder.", "final_layer_norm");
   add(kEncoderRelativeBias, "encoder.block.0.layer.0.SelfAttention.",
       "relative_attention_bias");
@@ -112,10 +117,7 @@ void AddDecoder(RuleWriter& rules, bool gated) {
   constexpr std::string_view kCross =
       "decoder.block.{}.layer.1.EncDecAttention.";
   constexpr std::string_view kFfn = "decoder.block.{}.layer.2.DenseReluDense.";
-  const auto add = [&rules](TensorRole role, std::string_view prefix,
-                            std::string_view name) {
-    rules.Add(role, std::string(prefix) + std::string(name) + ".weight");
-  };
+  const WeightAdder add{rules};
   add(kOutputNorm, "decoder.", "final_layer_norm");
   add(kRelativeBias, "decoder.block.0.layer.0.SelfAttention.",
       "relative_attention_bias");

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "inference_worker/cpu/populated_memory.h"
+
+namespace promptcache::worker {
+
+// Rows that go through a layer's matrices together: enough to reuse a weight
+// panel well, few enough for their activations to stay in the cache; whole
+// blocks of every set of kernels (48, 96 and 128 rows).
+inline constexpr size_t kBlockRows = 384;
+
+// Of one row, in floats.
+struct RowWidths {
+  size_t hidden = 0;
+  size_t query = 0;
+  size_t qkv = 0;
+  size_t ffn = 0;
+  size_t encoder_kv = 0;  // of a key, in elements; 0: there is no encoder
+};
+
+// Activations of one pass on the CPU, reused by the next. Rows are dense.
+// Thread-compatible.
+struct PassBuffers {
+  size_t capacity_rows = 0;
+  cpu::PopulatedMemory memory;
+  // Of all rows (of an encoder-decoder: of one stack).
+  float* residual = nullptr;   // [rows][hidden]
+  float* qkv = nullptr;        // [rows][qkv]
+  float* attention = nullptr;  // [rows][query]
+  // An encoder's own keys and values: one page of all rows, one layer.
+  std::byte* encoder_kv = nullptr;
+  // Of one block of rows.
+  float* normed = nullptr;   // [block][hidden]
+  float* gate_up = nullptr;  // [block][2 * ffn]
+  float* gated = nullptr;    // [block][ffn]
+
+  // Room for so many rows; what was there is lost when it has to grow.
+  // ResourceExhausted when the system refuses.
+  absl::Status Reserve(size_t num_rows, const RowWidths& widths);
+};
+
+}  // namespace promptcache::worker
