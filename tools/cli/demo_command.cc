@@ -141,7 +141,7 @@ absl::Status Demo::AnswerPrompt(DemoPrompt* prompt) {
 
 absl::Status Demo::Run(Interrupt* interrupt) {
   PC_ASSIGN_OR_RETURN(const PrivateDir dir, PrivateDir::Create());
-  const absl::Status status = [&]() -> absl::Status {
+  absl::Status status = [&]() -> absl::Status {
     PC_RETURN_IF_ERROR(StartServers(interrupt, dir.path()));
     PC_RETURN_IF_ERROR(RegisterSchema());
     for (DemoPrompt& prompt : prompts_) {

@@ -52,7 +52,7 @@ std::string DefaultModelPath() {
 }
 
 absl::StatusOr<std::string> FindModel(const std::string& model) {
-  const std::string path = model.empty() ? DefaultModelPath() : model;
+  std::string path = model.empty() ? DefaultModelPath() : model;
   std::error_code error;
   if (fs::exists(path, error)) return path;
   if (!model.empty()) {
