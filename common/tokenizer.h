@@ -28,6 +28,8 @@ class Tokenizer {
 
   // Prepended to every plan by the preamble, or -1 when the model adds none.
   virtual int32_t bos_id() const = 0;
+  // What ends a text that an encoder reads (T5's "</s>"), or -1: nothing does.
+  virtual int32_t text_end_id() const { return -1; }
   virtual int32_t vocab_size() const = 0;
   // Ids that end a generation (end of turn, end of text).
   virtual const std::vector<int32_t>& stop_ids() const = 0;

@@ -15,6 +15,7 @@ std::span<const GgufFamily> GgufFamilies() {
       GgufFamily{"mpt", ReadGgufMpt},
       GgufFamily{"gptneox", ReadGgufGptNeox},
       GgufFamily{"gpt2", ReadGgufGpt2},
+      GgufFamily{"t5", ReadGgufT5},
   };
   return kFamilies;
 }

@@ -43,6 +43,8 @@ absl::StatusOr<ModelLayout> ReadGgufGptNeox(const GgufFile& file,
                                             uint32_t vocab_size);
 absl::StatusOr<ModelLayout> ReadGgufGpt2(const GgufFile& file,
                                          uint32_t vocab_size);
+absl::StatusOr<ModelLayout> ReadGgufT5(const GgufFile& file,
+                                       uint32_t vocab_size);
 
 // The metadata under an architecture's prefix. A view of the file.
 class GgufConfig {

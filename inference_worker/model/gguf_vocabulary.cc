@@ -105,6 +105,7 @@ absl::StatusOr<VocabularyData> ReadGgufVocabulary(const GgufFile& file) {
   constexpr std::string_view kModelKey = "tokenizer.ggml.model";
   constexpr std::string_view kPreKey = "tokenizer.ggml.pre";
   constexpr std::string_view kAddBosKey = "tokenizer.ggml.add_bos_token";
+  constexpr std::string_view kAddEosKey = "tokenizer.ggml.add_eos_token";
   constexpr std::string_view kSpacePrefixKey =
       "tokenizer.ggml.add_space_prefix";
   VocabularyData vocabulary;
@@ -127,6 +128,10 @@ absl::StatusOr<VocabularyData> ReadGgufVocabulary(const GgufFile& file) {
   vocabulary.add_bos = vocabulary.bos_id >= 0 && FamilyAddsBos(vocabulary);
   if (file.Find(kAddBosKey) != nullptr) {
     PC_ASSIGN_OR_RETURN(vocabulary.add_bos, file.Bool(kAddBosKey));
+  }
+  if (file.Find(kAddEosKey) != nullptr) {
+    PC_ASSIGN_OR_RETURN(const bool add_eos, file.Bool(kAddEosKey));
+    if (add_eos) vocabulary.text_end_id = vocabulary.eos_id;
   }
   if (file.Find(kSpacePrefixKey) != nullptr) {
     PC_ASSIGN_OR_RETURN(vocabulary.add_space_prefix,

@@ -11,11 +11,6 @@
 namespace promptcache::worker {
 namespace {
 
-// Relative positions end nowhere, and no key of config.json does either
-// (n_positions is read by nobody): a bound on the memory that one pass over a
-// whole segment takes.
-constexpr uint32_t kContext = 8192;
-
 absl::Status ReadDimensions(const HfConfig& file, ModelConfig* config) {
   PC_ASSIGN_OR_RETURN(config->encoder_layers,
                       file.Dimension("num_layers", kMaxLayers));
@@ -29,7 +24,7 @@ absl::Status ReadDimensions(const HfConfig& file, ModelConfig* config) {
   PC_ASSIGN_OR_RETURN(config->ffn_dim, file.Dimension("d_ff", kMaxDim));
   PC_ASSIGN_OR_RETURN(config->vocab_size,
                       file.Dimension("vocab_size", kMaxDim));
-  config->context_length = kContext;
+  config->context_length = kT5Context;
   PC_ASSIGN_OR_RETURN(config->norm_epsilon,
                       file.PositiveFloat("layer_norm_epsilon", 1e-6f));
   config->positions = PositionKind::kRelative;

@@ -254,6 +254,8 @@ struct VocabularyData {
   int32_t eos_id = -1;
   int32_t eot_id = -1;
   bool add_bos = false;
+  // What the tokenizer puts after a text: of use to encoders only. -1: nothing.
+  int32_t text_end_id = -1;
   // Folders: all tokens that end a generation, as the configuration lists them.
   std::vector<int32_t> end_ids;
 };

@@ -145,10 +145,14 @@ void PromptCompiler::InvalidateAll() {
   for (auto& [name, entry] : schemas_) entry.stale = true;
 }
 
+int32_t PromptCompiler::EndId() const {
+  return options_.separate_segments ? tokenizer_->text_end_id() : -1;
+}
+
 std::shared_ptr<const CompiledPrompt> PromptCompiler::WithKeys(
     pml::Plan plan, const CompiledSchema* schema) const {
   auto prompt = std::make_shared<CompiledPrompt>();
-  if (options_.separate_segments) SeparateSegments(&plan);
+  if (options_.separate_segments) SeparateSegments(EndId(), &plan);
   prompt->identities = ModuleIdentities(plan, options_.identity);
   prompt->policies.resize(plan.modules.size());
   if (schema != nullptr) {
@@ -166,9 +170,11 @@ std::shared_ptr<const CompiledPrompt> PromptCompiler::WithKeys(
 absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
     const PromptForm& form, pml::Layout layout) {
   PromptEntry entry;
-  const pml::CompileOptions options{.layout = layout,
-                                    .context_length = options_.context_length,
-                                    .limits = options_.limits};
+  const int32_t room_for_end = EndId() >= 0 ? 1 : 0;
+  const pml::CompileOptions options{
+      .layout = layout,
+      .context_length = options_.context_length - room_for_end,
+      .limits = options_.limits};
   absl::StatusOr<pml::Plan> plan = absl::InternalError("no form");
   if (const auto* plain = std::get_if<PlainText>(&form)) {
     plan = pml::CompileText(plain->text, *tokenizer_, options);

@@ -116,6 +116,8 @@ class PromptCompiler {
       std::optional<pml::Layout> wanted) const;
   absl::StatusOr<PromptEntry> CompileForm(const PromptForm& form,
                                           pml::Layout layout);
+  // What ends a prompt; -1: nothing does.
+  int32_t EndId() const;
   std::shared_ptr<const CompiledPrompt> WithKeys(
       pml::Plan plan, const CompiledSchema* schema) const;
   void Keep(PromptEntry entry) ABSL_LOCKS_EXCLUDED(mu_);

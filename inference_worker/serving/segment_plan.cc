@@ -8,9 +8,7 @@
 namespace promptcache::worker {
 namespace {
 
-// A plan without spans is there for its modules.
 void DropUnnamedModules(pml::Plan* plan) {
-  if (plan->spans.empty()) return;
   std::vector<int32_t> index(plan->modules.size(), -1);
   for (const pml::PlanSpan& span : plan->spans) {
     if (span.module >= 0) index[static_cast<size_t>(span.module)] = 0;
@@ -45,11 +43,23 @@ bool IsOneSegment(const pml::Plan& plan) {
   return NumTexts(module.pieces) == 1 && NumTexts(module.placeholders) == 0;
 }
 
+void AddEnd(int32_t end_id, pml::Plan* plan) {
+  if (plan->spans.back().kind == pml::SpanKind::kCached) {
+    plan->spans.push_back({.start = plan->next_position});
+  }
+  plan->spans.back().tokens.push_back(end_id);
+  ++plan->num_tokens;
+  ++plan->next_position;
+}
+
 }  // namespace
 
-void SeparateSegments(pml::Plan* plan) {
+void SeparateSegments(int32_t end_id, pml::Plan* plan) {
   for (pml::PlanModule& module : plan->modules) module.context.clear();
-  DropUnnamedModules(plan);
+  if (!plan->spans.empty()) {
+    DropUnnamedModules(plan);
+    if (end_id >= 0) AddEnd(end_id, plan);
+  }
   plan->exactness =
       IsOneSegment(*plan) ? pml::Exactness::kExact : pml::Exactness::kModular;
 }

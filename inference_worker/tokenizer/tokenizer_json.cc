@@ -369,19 +369,20 @@ void Reader::ReadEnds() {
   out_.bos_id = IdOf(Field(config_, "bos_token"));
   out_.eos_id = IdOf(Field(config_, "eos_token"));
   const Json& add_bos = Field(config_, "add_bos_token");
-  if (add_bos.is_boolean()) {
-    out_.add_bos = add_bos.get<bool>() && out_.bos_id >= 0;
-    return;
-  }
+  const bool told = add_bos.is_boolean();
+  if (told) out_.add_bos = add_bos.get<bool>() && out_.bos_id >= 0;
   std::vector<const Json*> parts;
   const Json& post = Field(root_, "post_processor");
-  // What it does besides, at the end of a text, is no business of prompts.
   Flatten("post_processor", "processors", post, &parts).IgnoreError();
   for (const Json* part : parts) {
     const Json& single = Field(*part, "single");
     if (!single.is_array() || single.empty()) continue;
-    const int32_t first = IdOf(Field(Field(single[0], "SpecialToken"), "id"));
-    if (first < 0) continue;
+    const auto special = [this](const Json& item) {
+      return IdOf(Field(Field(item, "SpecialToken"), "id"));
+    };
+    if (single.size() > 1) out_.text_end_id = special(single.back());
+    const int32_t first = special(single.front());
+    if (first < 0 || told) continue;
     out_.bos_id = first;
     out_.add_bos = true;
   }

@@ -89,6 +89,7 @@ absl::Status VocabularyTokenizer::ReadVocabulary(
   }
   ReadStopIds(vocabulary);
   if (vocabulary.add_bos) bos_id_ = vocabulary.bos_id;
+  text_end_id_ = vocabulary.text_end_id;
   digest_ = DigestOf(vocabulary);
   return absl::OkStatus();
 }

@@ -33,6 +33,7 @@ class VocabularyTokenizer : public Tokenizer {
   std::string Decode(int32_t id) const final;
   int32_t ControlToken(std::string_view text) const final;
   int32_t bos_id() const final { return bos_id_; }
+  int32_t text_end_id() const final { return text_end_id_; }
   int32_t vocab_size() const final {
     return static_cast<int32_t>(decoded_.size());
   }
@@ -64,6 +65,7 @@ class VocabularyTokenizer : public Tokenizer {
   absl::flat_hash_map<std::string, int32_t> control_tokens_;
   int32_t unknown_id_ = -1;
   int32_t bos_id_ = -1;
+  int32_t text_end_id_ = -1;
   std::vector<int32_t> stop_ids_;
   Digest digest_;
 };

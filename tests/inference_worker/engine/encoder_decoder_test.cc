@@ -15,6 +15,7 @@
 #include "tests/support/oracle_tolerance.h"
 #include "tests/support/reference_t5.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/test_files.h"
 
 namespace promptcache::worker {
 namespace {
@@ -195,9 +196,83 @@ TEST_P(EncoderDecoderTest, TheSelfCheckFindsNoDifferenceInPlace) {
   EXPECT_EQ(pool->free_pages(), pool->capacity_pages());
 }
 
+// Two models whose encoder and decoder differ in depth, gates, output.
+TEST_P(EncoderDecoderTest, AGgufFileGivesTheBitsOfTheFolder) {
+  for (const bool gated : {false, true}) {
+    const auto folder = gated ? TinyGatedT5() : TinyT5();
+    TempDir dir;
+    const std::string path = dir.path() + "/t5.gguf";
+    GgufOfT5(*folder).Write(path);
+    const auto file = OpenModelFile(path, {});
+    PC_ASSERT_OK(file);
+    EXPECT_TRUE(SameBits(RunPlan(*Make(**file), Passes::kOne, 200),
+                         RunPlan(*Make(*folder), Passes::kOne, 200)))
+        << gated;
+  }
+}
+
+// Half of what is read is not what was encoded.
+class ForgetfulBackend final : public Backend {
+ public:
+  explicit ForgetfulBackend(Backend& model) : model_(model) {}
+
+  absl::Status Forward(std::span<const RowGroup> groups,
+                       std::vector<float>* logits) override {
+    std::vector<RowGroup> changed(groups.begin(), groups.end());
+    RowGroup& last = changed.back();
+    if (groups.size() == 1 && last.part == RowPart::kDecoder) {
+      last.visible = last.visible.last(1);
+    }
+    return model_.Forward(changed, logits);
+  }
+  const KvLayout& layout() const override { return model_.layout(); }
+  uint32_t vocab_size() const override { return model_.vocab_size(); }
+  uint32_t context_length() const override { return model_.context_length(); }
+  const std::string& numerics() const override { return model_.numerics(); }
+  uint32_t num_threads() const override { return model_.num_threads(); }
+  std::optional<int32_t> decoder_start() const override {
+    return model_.decoder_start();
+  }
+
+ private:
+  Backend& model_;
+};
+
+TEST_P(EncoderDecoderTest, TheSelfCheckFindsASegmentThatIsNotRead) {
+  const auto model = Make(*TinyT5());
+  ForgetfulBackend backend(*model);
+  const auto pool = Pool(backend);
+  const auto errors = CheckReuse(backend, *pool, ReuseRule::kAnywhere);
+  PC_ASSERT_OK(errors);
+  EXPECT_GT(errors->in_place, errors->tolerance);
+  EXPECT_GT(errors->moved, errors->tolerance);
+  EXPECT_FALSE(errors->ok());
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EncoderDecoderTest,
                          ::testing::ValuesIn(cpu::Kernels::Runnable()),
                          [](const auto& test) { return test.param; });
+
+TEST(GgufOfT5Test, WhatIsNotKnownIsRefused) {
+  TempDir dir;
+  const std::string path = dir.path() + "/t5.gguf";
+  const auto refused = [&path](GgufWriter writer, const char* why) {
+    writer.Write(path);
+    EXPECT_THAT(OpenModelFile(path, {}).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
+  };
+  const auto model = TinyT5();
+  refused(GgufOfT5(*model).SetUint32("t5.attention.causal_span", 3),
+          "t5.attention.causal_span: 3");
+  refused(GgufOfT5(*model).SetUint32("t5.decoder_start_token_id", 384),
+          "t5.decoder_start_token_id: 384 is not one of the 384 tokens");
+  refused(GgufOfT5(*model).Remove("t5.attention.relative_buckets_count"),
+          "relative_buckets_count");
+  refused(GgufOfT5(*model).RemoveTensor("dec.blk.1.cross_attn_k.weight"),
+          "\"dec.blk.1.cross_attn_k.weight\" is missing");
+  refused(GgufOfT5(*model).SetUint32("t5.decoder_block_count", 1),
+          "is not one of a 1-layer t5");
+}
 
 TEST(EncoderOutputTest, IsTheEncodersAlone) {
   const auto file = TinyT5();

@@ -135,6 +135,82 @@ std::unique_ptr<ModelFile> TinyGatedT5() {
   return *std::move(file);
 }
 
+GgufWriter GgufOfT5(const ModelFile& model) {
+  const ModelConfig& c = model.config();
+  GgufWriter writer;
+  writer.SetString("general.architecture", "t5")
+      .SetUint32("t5.context_length", 512)
+      .SetUint32("t5.embedding_length", c.hidden_dim)
+      .SetUint32("t5.feed_forward_length", c.ffn_dim)
+      .SetUint32("t5.block_count", c.encoder_layers)
+      .SetUint32("t5.decoder_block_count", c.num_layers)
+      .SetUint32("t5.attention.head_count", c.num_heads)
+      .SetUint32("t5.attention.key_length", c.head_dim)
+      .SetUint32("t5.attention.value_length", c.head_dim)
+      .SetFloat("t5.attention.layer_norm_epsilon", c.norm_epsilon)
+      .SetFloat("t5.attention.layer_norm_rms_epsilon", c.norm_epsilon)
+      .SetUint32("t5.attention.relative_buckets_count", c.relative_buckets)
+      .SetUint32("t5.decoder_start_token_id",
+                 static_cast<uint32_t>(c.decoder_start_token));
+  const auto add = [&](TensorRole role, uint32_t layer,
+                       const std::string& name) {
+    const auto view = model.Tensor(role, layer);
+    if (!view.ok()) return;
+    std::vector<float> values(view->rows * view->cols);
+    for (uint64_t row = 0; row < view->rows; ++row) {
+      DequantizeRow(*view, row,
+                    std::span(values).subspan(row * view->cols, view->cols));
+    }
+    writer.AddTensor(name + ".weight", TensorType::kF32, view->rows, view->cols,
+                     values);
+  };
+  using enum TensorRole;
+  const std::pair<TensorRole, const char*> whole[] = {
+      {kTokenEmbedding, "token_embd"},
+      {kOutput, "output"},
+      {kOutputNorm, "dec.output_norm"},
+      {kRelativeBias, "dec.blk.0.attn_rel_b"},
+      {kEncoderOutputNorm, "enc.output_norm"},
+      {kEncoderRelativeBias, "enc.blk.0.attn_rel_b"}};
+  const std::pair<TensorRole, const char*> decoder[] = {
+      {kAttentionNorm, "attn_norm"},
+      {kQuery, "attn_q"},
+      {kKey, "attn_k"},
+      {kValue, "attn_v"},
+      {kAttentionOut, "attn_o"},
+      {kCrossNorm, "cross_attn_norm"},
+      {kCrossQuery, "cross_attn_q"},
+      {kCrossKey, "cross_attn_k"},
+      {kCrossValue, "cross_attn_v"},
+      {kCrossOut, "cross_attn_o"},
+      {kFfnNorm, "ffn_norm"},
+      {kFfnGate, "ffn_gate"},
+      {kFfnUp, "ffn_up"},
+      {kFfnDown, "ffn_down"}};
+  const std::pair<TensorRole, const char*> encoder[] = {
+      {kEncoderAttentionNorm, "attn_norm"},
+      {kEncoderQuery, "attn_q"},
+      {kEncoderKey, "attn_k"},
+      {kEncoderValue, "attn_v"},
+      {kEncoderAttentionOut, "attn_o"},
+      {kEncoderFfnNorm, "ffn_norm"},
+      {kEncoderFfnGate, "ffn_gate"},
+      {kEncoderFfnUp, "ffn_up"},
+      {kEncoderFfnDown, "ffn_down"}};
+  for (const auto& [role, name] : whole) add(role, 0, name);
+  for (uint32_t i = 0; i < c.num_layers; ++i) {
+    for (const auto& [role, name] : decoder) {
+      add(role, i, "dec.blk." + std::to_string(i) + "." + name);
+    }
+  }
+  for (uint32_t i = 0; i < c.encoder_layers; ++i) {
+    for (const auto& [role, name] : encoder) {
+      add(role, i, "enc.blk." + std::to_string(i) + "." + name);
+    }
+  }
+  return writer;
+}
+
 absl::Status EncodeSegment(Backend& backend, std::span<const int32_t> ids,
                            PrivateSpan& span) {
   PC_ASSIGN_OR_RETURN(RowGroup group,

@@ -9,6 +9,7 @@
 #include "inference_worker/engine/backend.h"
 #include "inference_worker/engine/private_span.h"
 #include "inference_worker/model/model_file.h"
+#include "tests/support/gguf_writer.h"
 
 namespace promptcache::worker {
 
@@ -20,6 +21,9 @@ std::unique_ptr<ModelFile> TinyT5();
 // room for), one layer in the decoder and two in the encoder. The weights stay
 // mapped.
 std::unique_ptr<ModelFile> TinyGatedT5();
+
+// A model of this kind as converters of GGUF files write it.
+GgufWriter GgufOfT5(const ModelFile& model);
 
 // Encodes a segment, in a pass of its own.
 absl::Status EncodeSegment(Backend& backend, std::span<const int32_t> ids,

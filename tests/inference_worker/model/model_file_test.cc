@@ -50,6 +50,13 @@ TEST_F(ModelFileTest, ReadsTheConfig) {
   EXPECT_TRUE(config.tied_embeddings);
 }
 
+TEST_F(ModelFileTest, AnAddedEosEndsATextForEncoders) {
+  EXPECT_EQ((*Open(TinyLlama({})))->vocabulary().text_end_id, -1);
+  GgufWriter writer = TinyLlama({});
+  writer.SetBool("tokenizer.ggml.add_eos_token", true);
+  EXPECT_EQ((*Open(writer))->vocabulary().text_end_id, 2);
+}
+
 TEST_F(ModelFileTest, AMissingOutputMeansTiedEmbeddings) {
   const auto tied = Open(TinyLlama({.tied_embeddings = true}));
   PC_ASSERT_OK(tied);

@@ -55,6 +55,33 @@ constexpr PromptCase kCases[] = {
     {"EndsInAModule", R"(<prompt schema="trip">Again: <plan-b/></prompt>)"},
 };
 
+// A tokenizer that ends texts, as T5's does.
+class EndingTokenizer final : public Tokenizer {
+ public:
+  EndingTokenizer(const Tokenizer& tokenizer, int32_t end_id)
+      : tokenizer_(tokenizer), end_id_(end_id) {}
+  std::vector<int32_t> Encode(std::string_view text) const override {
+    return tokenizer_.Encode(text);
+  }
+  std::string Decode(int32_t id) const override {
+    return tokenizer_.Decode(id);
+  }
+  int32_t ControlToken(std::string_view text) const override {
+    return tokenizer_.ControlToken(text);
+  }
+  int32_t bos_id() const override { return -1; }
+  int32_t text_end_id() const override { return end_id_; }
+  int32_t vocab_size() const override { return tokenizer_.vocab_size(); }
+  const std::vector<int32_t>& stop_ids() const override {
+    return tokenizer_.stop_ids();
+  }
+  const Digest& digest() const override { return tokenizer_.digest(); }
+
+ private:
+  const Tokenizer& tokenizer_;
+  const int32_t end_id_;
+};
+
 class Schemas final : public SchemaSource {
  public:
   absl::StatusOr<SchemaRecord> Fetch(const std::string& name) override {
@@ -330,6 +357,30 @@ TEST_F(T5ServingTest, LinksAreRefused) {
   EXPECT_THAT(
       scheduler_->Submit(request, std::make_shared<RecordingSink>()).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("link_tokens")));
+}
+
+TEST_F(T5ServingTest, WhatEndsATextIsPartOfThePrompt) {
+  const EndingTokenizer ending(*model_->tokenizer, 2);
+  const std::vector<int32_t> ids = ending.Encode("Where do we sit?");
+  PromptCompiler::Options options;
+  options.context_length = static_cast<int32_t>(ids.size()) + 1;
+  options.separate_segments = true;
+  const ChatTemplate plain = *ChatTemplate::FromName("plain");
+  PromptCompiler compiler(options, &ending, plain, nullptr);
+  const auto prompt = compiler.Compile(PlainText{"Where do we sit?"}, {});
+  PC_ASSERT_OK(prompt);
+  std::vector<int32_t> ended = ids;
+  ended.push_back(2);
+  EXPECT_EQ((*prompt)->plan->spans.back().tokens, ended);
+  EXPECT_EQ((*prompt)->plan->exactness, pml::Exactness::kExact);
+  GenerationRequest request = Make(PlainText{"Where do we sit?"});
+  request.prompt = *prompt;
+  Run(request);
+  EXPECT_LT(FirstTokenError(*(*prompt)->plan), kOracleTolerance);
+  // There is no room for one more.
+  EXPECT_THAT(
+      compiler.Compile(PlainText{"Where do we sit??"}, {}).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("context")));
 }
 
 TEST_F(T5ServingTest, TheDecoderHasTheContextForItself) {

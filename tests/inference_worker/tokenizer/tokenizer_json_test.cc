@@ -261,6 +261,23 @@ TEST(TokenizerJsonTest, BosIsAddedWhereTheConfigOrThePostProcessorSaysSo) {
             -1);
 }
 
+// As T5's post-processor.
+TEST(TokenizerJsonTest, WhatEndsATextIsThePostProcessorsLast) {
+  Json json = Json::parse(TinyJson());
+  EXPECT_EQ((*CreateTokenizer(*ReadTokenizerJson(json.dump(), TinyConfig())))
+                ->text_end_id(),
+            -1);
+  json["post_processor"] = Json::parse(
+      R"({"type": "TemplateProcessing", "single": [
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}]})");
+  const auto vocabulary = ReadTokenizerJson(json.dump(), TinyConfig());
+  PC_ASSERT_OK(vocabulary);
+  EXPECT_EQ(vocabulary->text_end_id, 2);
+  EXPECT_FALSE(vocabulary->add_bos);
+  EXPECT_EQ((*CreateTokenizer(*vocabulary))->text_end_id(), 2);
+}
+
 TEST(TokenizerJsonTest, MetaspaceAddsNoSpaceInFrontOfOne) {
   const Json json = Json::parse(
       "{\"pre_tokenizer\": {\"type\": \"Metaspace\", \"split\": false,"
