@@ -31,9 +31,10 @@ class Attention {
     const size_t packed = task.num_rows * size_t{task.heads_per_kv};
     const size_t stride = kStateHeader + task.head_dim;
     for (size_t row = 0; row < packed; ++row) {
-      float* const into = task.states + row * stride;
+      float* const into = task.segment_states[0] + row * stride;
       for (uint32_t s = 1; s < task.num_segments; ++s) {
-        State::Merge(into, into + s * packed * stride, task.head_dim);
+        State::Merge(into, task.segment_states[s] + row * stride,
+                     task.head_dim);
       }
       WriteOutput(task, row, into);
     }
@@ -120,6 +121,15 @@ class Attention {
                : packed_rows_;
   }
 
+  const float* QueryOf(uint32_t token) const {
+    return task_.rows != nullptr ? task_.rows[token].queries
+                                 : task_.queries + token * task_.query_stride;
+  }
+  int32_t PositionOf(uint32_t token) const {
+    return task_.rows != nullptr ? task_.rows[token].position
+                                 : task_.position + static_cast<int32_t>(token);
+  }
+
   void RotateQueries(const KvView& view) {
     if (rotated_ && frame_ == view.position_offset) return;
     rotated_ = true;
@@ -129,11 +139,8 @@ class Attention {
     for (uint32_t row = 0; row < packed_rows_; ++row) {
       const uint32_t token = row / task_.heads_per_kv;
       const uint32_t head = row % task_.heads_per_kv;
-      const int32_t position =
-          task_.position + static_cast<int32_t>(token) - frame_;
-      E::Rotate(task_.queries + token * task_.query_stride +
-                    head * size_t{task_.head_dim},
-                task_.rope, position, task_.head_dim, scale,
+      E::Rotate(QueryOf(token) + head * size_t{task_.head_dim}, task_.rope,
+                PositionOf(token) - frame_, task_.head_dim, scale,
                 queries_ + row * size_t{task_.head_dim});
     }
     if constexpr (Products::kUsed) {
@@ -238,8 +245,7 @@ class Attention {
 
   // From the row's token to the tile's first one.
   int32_t TileDistance(uint32_t row) const {
-    return tile_position_ - task_.position -
-           static_cast<int32_t>(row / task_.heads_per_kv);
+    return tile_position_ - PositionOf(row / task_.heads_per_kv);
   }
 
   void AddTableBias(uint32_t row, uint32_t tokens, float* logits) const {

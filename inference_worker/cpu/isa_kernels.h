@@ -60,6 +60,13 @@ struct AttentionSegment {
 // AttentionTask::window_begin of rows that see everything.
 inline constexpr int64_t kNoWindow = -(int64_t{1} << 62);
 
+// A row of a task whose rows are of several groups.
+struct AttentionRow {
+  const float* queries = nullptr;  // at the first of the heads
+  // Relative to the segments' view as the row's own is to its group's.
+  int32_t position = 0;
+};
+
 // Some query rows of one group, for the heads of one kv head, over some of the
 // group's segments.
 struct AttentionTask {
@@ -75,6 +82,9 @@ struct AttentionTask {
   // Tokens in plan order before the first one that the first row sees; the
   // next row's, + 1.
   int64_t window_begin = kNoWindow;
+  // Not null: num_rows rows of several groups, all of which see all of the
+  // segments in full; `states` is set, queries, out and position are not.
+  const AttentionRow* rows = nullptr;
   float scale = 0;
   RopeView rope;
   // Of the heads: added to the scaled logit, times key minus query position.
@@ -94,6 +104,8 @@ struct AttentionTask {
   // Null: merges the segments and writes `out`. Else a state per segment and
   // packed row: [segment][row * heads_per_kv + head][kStateHeader + head_dim].
   float* states = nullptr;
+  // For merge_states: where the states of each segment's rows begin.
+  float* const* segment_states = nullptr;
   std::byte* scratch = nullptr;  // kAttentionScratchBytes, 64-byte aligned
 };
 

@@ -21,7 +21,7 @@ namespace promptcache::worker::cpu {
 
 struct IsaKernels;
 struct QuantKernels;
-struct AttentionPlan;
+class AttentionPlan;
 
 // What a GEMM adds to its product, in this order; both optional.
 struct GemmExtras {
@@ -52,6 +52,10 @@ struct AttentionGroup {
   uint32_t num_rows = 0;
   int32_t position = 0;             // of row 0
   std::span<const KvView> visible;  // seen in full, in this order
+  // Parallel to `visible`, or empty. Views with one number, not 0, are the same
+  // tokens in the same pages, whatever their position_offset: read once for
+  // all groups of few rows. No result depends on it.
+  std::span<const uint32_t> view_ids;
   // The rows' own span, after those: row r sees its first
   // own.num_tokens - num_rows + r + 1 tokens. Without tokens: rows see the
   // visible views and nothing else.

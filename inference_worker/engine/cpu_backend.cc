@@ -16,6 +16,7 @@
 #include "inference_worker/engine/families/reuse.h"
 #include "inference_worker/engine/pass_buffers.h"
 #include "inference_worker/engine/row_groups.h"
+#include "inference_worker/engine/shared_views.h"
 
 namespace promptcache::worker {
 namespace {
@@ -129,6 +130,7 @@ class CpuBackend final : public Backend {
   std::vector<int32_t> table_rows_;  // of learned positions
   std::vector<cpu::KvWrite> writes_;
   std::vector<cpu::AttentionGroup> attention_;
+  SharedViews shared_views_;
 };
 
 absl::Status CpuBackend::Forward(std::span<const RowGroup> groups,
@@ -166,7 +168,9 @@ void CpuBackend::DescribePass(std::span<const RowGroup> groups) {
   table_rows_.clear();
   writes_.clear();
   attention_.clear();
-  for (const RowGroup& group : groups) {
+  shared_views_.Find(groups, layout_.page_tokens);
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const RowGroup& group = groups[g];
     if (group.tokens.empty()) continue;
     const size_t first = ids_.size();
     const auto num_rows = static_cast<uint32_t>(group.tokens.size());
@@ -191,6 +195,7 @@ void CpuBackend::DescribePass(std::span<const RowGroup> groups) {
                           .num_rows = num_rows,
                           .position = group.position,
                           .visible = group.visible,
+                          .view_ids = shared_views_.ids(g),
                           .own = group.own});
   }
 }

@@ -349,6 +349,104 @@ TEST_P(AttentionTest, RowsDoNotDependOnTheBatch) {
   }
 }
 
+// Groups that see the first case's views, some of them elsewhere and in
+// another order, and each a span of its own.
+struct Company {
+  std::vector<Case> cases;
+  std::vector<std::vector<KvView>> visible;
+  std::vector<std::vector<uint32_t>> ids;
+  std::vector<std::vector<float>> outs;
+
+  std::vector<AttentionGroup> Groups(bool with_ids) {
+    outs.clear();
+    for (const Case& c : cases) outs.emplace_back(c.num_rows * c.row_floats());
+    std::vector<AttentionGroup> groups;
+    for (size_t i = 0; i < cases.size(); ++i) {
+      groups.push_back(GroupOf(cases[i], outs[i].data()));
+      groups.back().visible = visible[i];
+      if (with_ids) groups.back().view_ids = ids[i];
+    }
+    return groups;
+  }
+};
+
+Company MakeCompany(uint32_t window, bool alibi, uint32_t count = 9) {
+  Company company;
+  for (uint32_t i = 0; i < count; ++i) {
+    company.cases.push_back(MakeCase({.view_tokens = {600, 70, 64, 5},
+                                      .own_tokens = 5 + 50 * i,
+                                      .num_rows = 1 + 4 * (i % 4),
+                                      .window = window,
+                                      .alibi = alibi}));
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    std::vector<KvView> views = company.cases[0].visible;
+    std::vector<uint32_t> ids = {7, 3, i % 2, 0};
+    // The last of these is of the group's own after all.
+    views[3] = company.cases[i].visible[3];
+    if (ids[2] == 0) views[2] = company.cases[i].visible[2];
+    if (!alibi) views[0].position_offset += static_cast<int32_t>(i % 3);
+    if (i % 3 == 1) {
+      std::swap(views[0], views[1]);
+      std::swap(ids[0], ids[1]);
+    }
+    company.visible.push_back(views);
+    company.ids.push_back(ids);
+  }
+  return company;
+}
+
+TEST_P(AttentionTest, ViewsReadOnceForAllGroupsChangeNoBit) {
+  for (uint32_t threads : {1u, 3u}) {
+    auto kernels = MakeKernels(GetParam(), threads);
+    for (const uint32_t window : {0u, 200u, 1000u}) {
+      Company company = MakeCompany(window, window == 200);
+      const AttentionShape shape = ShapeOf(company.cases[0]);
+      for (AttentionGroup& group : company.Groups(/*with_ids=*/false)) {
+        kernels->Attend(shape, {&group, 1});
+      }
+      const auto alone = company.outs;
+      kernels->Attend(shape, company.Groups(/*with_ids=*/true));
+      for (size_t i = 0; i < alone.size(); ++i) {
+        EXPECT_TRUE(SameBits(company.outs[i], alone[i]))
+            << "group " << i << ", window " << window;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, ASharedViewMayHaveMoreRowsThanATaskTakes) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  Company company = MakeCompany(0, false, 40);  // 280 rows of 3 heads
+  const AttentionShape shape = ShapeOf(company.cases[0]);
+  for (AttentionGroup& group : company.Groups(/*with_ids=*/false)) {
+    kernels->Attend(shape, {&group, 1});
+  }
+  const auto alone = company.outs;
+  kernels->Attend(shape, company.Groups(/*with_ids=*/true));
+  EXPECT_EQ(company.outs, alone);
+}
+
+// Where a task reads is what says that the sharing is there: with one number
+// for different views, all groups get what the first one's view gives.
+TEST_P(AttentionTest, ViewsOfOneNumberAreReadFromTheFirstOfThem) {
+  auto kernels = MakeKernels(GetParam(), 2);
+  Company company = MakeCompany(0, false, 2);
+  company.visible[1] = company.visible[0];
+  company.ids[1] = company.ids[0];
+  KvSpan other =
+      MakeSpan(company.cases[0].shape.layout, {.num_tokens = 600, .seed = 99});
+  other.view.position_offset = company.visible[0][0].position_offset;
+  const AttentionShape shape = ShapeOf(company.cases[0]);
+  kernels->Attend(shape, company.Groups(/*with_ids=*/false));
+  const auto expected = company.outs;
+  company.visible[1][0] = other.view;
+  kernels->Attend(shape, company.Groups(/*with_ids=*/false));
+  EXPECT_FALSE(SameBits(company.outs[1], expected[1]));
+  kernels->Attend(shape, company.Groups(/*with_ids=*/true));
+  EXPECT_TRUE(SameBits(company.outs[1], expected[1]));
+}
+
 TEST_P(AttentionTest, RowsDoNotDependOnWhereTokensLie) {
   auto kernels = MakeKernels(GetParam(), 2);
   Case c =

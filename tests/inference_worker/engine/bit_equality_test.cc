@@ -144,6 +144,48 @@ TEST_P(BitEqualityTest, DecodingAloneOrInABatch) {
   }
 }
 
+// What requests that import one module are: the same pages, in page tables of
+// their own, at places of their own, before texts of their own.
+TEST_P(BitEqualityTest, AloneOrAmongOthersThatSeeTheSameModule) {
+  auto backend = Make(/*threads=*/3);
+  auto pool = Pool(*backend);
+  PrivateSpan module(*pool, 0);
+  Logits logits;
+  PC_ASSERT_OK(module.Run(*backend, RandomIds(330, 30), {}, LogitsWanted::kNone,
+                          &logits));
+  constexpr size_t kRequests = 7;
+  std::vector<KvView> views;
+  std::vector<std::vector<const std::byte*>> tables;
+  std::vector<std::vector<int32_t>> texts;
+  for (uint32_t i = 0; i < kRequests; ++i) {
+    KvView view = module.PlacedAt(i < 3 ? 0 : static_cast<int32_t>(10 * i));
+    const uint64_t pages = backend->layout().PagesFor(view.num_tokens);
+    tables.emplace_back(view.pages, view.pages + pages);
+    view.pages = tables.back().data();
+    views.push_back(view);
+    texts.push_back(RandomIds(i == 5 ? 60 : 1 + i % 3, 31 + i));
+  }
+  const auto append = [&](PrivateSpan& span, size_t i) {
+    return *span.Append(texts[i], {&views[i], 1}, LogitsWanted::kAll);
+  };
+  std::vector<PrivateSpan> spans;
+  spans.reserve(kRequests);
+  std::vector<RowGroup> groups;
+  for (size_t i = 0; i < kRequests; ++i) {
+    groups.push_back(append(spans.emplace_back(*pool, 400), i));
+  }
+  Logits together;
+  PC_ASSERT_OK(backend->Forward(groups, &together));
+  auto rest = std::span<const float>(together);
+  for (size_t i = 0; i < kRequests; ++i) {
+    PrivateSpan span(*pool, 400);
+    const RowGroup group = append(span, i);
+    PC_ASSERT_OK(backend->Forward({&group, 1}, &logits));
+    EXPECT_TRUE(SameBits(rest.first(logits.size()), logits)) << i;
+    rest = rest.subspan(logits.size());
+  }
+}
+
 TEST_P(BitEqualityTest, AnyNumberOfThreads) {
   const std::vector<int32_t> ids = RandomIds(333, 7);
   const Logits expected = RunAlone(*Make(/*threads=*/1), ids, {300, 1});
