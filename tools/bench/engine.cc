@@ -3,7 +3,7 @@
 //
 //   promptcache-bench-engine MODEL.gguf [--threads N] [--kernels NAME]
 //                            [--numerics NAME] [--prefill 512 2048] [--repeat
-//                            3] [--json]
+//                            3] [--batch 16 --batch-after 2000] [--json]
 //
 // On a busy machine look at the second figure, which counts processor time
 // instead of time: tokens / (processor seconds / threads).
@@ -39,6 +39,8 @@ struct Options {
   uint32_t decode_after = 512;
   uint32_t fresh = 64;
   uint32_t fresh_after = 2048;
+  uint32_t batch = 0;
+  uint32_t batch_after = 2000;
   uint32_t repeat = 3;
   bool json = false;
 };
@@ -106,6 +108,15 @@ class Bench {
                   [&] { return DecodeAfter(prompt); });
   }
 
+  // Sequences that all see one prompt, a token of each in a pass: requests
+  // that import the same modules.
+  absl::StatusOr<Measurement> DecodeBatch(const PrivateSpan& prompt) {
+    return Repeat(std::to_string(options_.batch) + " x " +
+                      Name("decode", options_.decode, prompt),
+                  options_.batch * options_.decode,
+                  [&] { return DecodeTogether(prompt); });
+  }
+
   absl::StatusOr<PrivateSpan> Prompt(uint32_t num_tokens) {
     PrivateSpan span(pool_, 0);
     PC_RETURN_IF_ERROR(span.Run(backend_,
@@ -131,6 +142,30 @@ class Bench {
       PC_RETURN_IF_ERROR(tail.Run(backend_, {&token, 1}, {&seen, 1},
                                   LogitsWanted::kLast, &logits_));
       token = Argmax(logits_);
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DecodeTogether(const PrivateSpan& prompt) {
+    const KvView seen = prompt.PlacedAt(0);
+    std::vector<PrivateSpan> tails;
+    std::vector<int32_t> tokens;
+    for (uint32_t i = 0; i < options_.batch; ++i) {
+      tails.emplace_back(pool_, prompt.next_position());
+      tokens.push_back(static_cast<int32_t>(i));
+    }
+    std::vector<RowGroup> groups(options_.batch);
+    for (uint32_t step = 0; step < options_.decode; ++step) {
+      for (uint32_t i = 0; i < options_.batch; ++i) {
+        PC_ASSIGN_OR_RETURN(groups[i],
+                            tails[i].Append(std::span(tokens).subspan(i, 1),
+                                            {&seen, 1}, LogitsWanted::kLast));
+      }
+      PC_RETURN_IF_ERROR(backend_.Forward(groups, &logits_));
+      for (uint32_t i = 0; i < options_.batch; ++i) {
+        const size_t vocab = backend_.vocab_size();
+        tokens[i] = Argmax(std::span(logits_).subspan(i * vocab, vocab));
+      }
     }
     return absl::OkStatus();
   }
@@ -191,12 +226,15 @@ absl::StatusOr<std::vector<Measurement>> MeasureAll(const Options& options,
                                                     Backend& backend) {
   uint32_t longest = std::max(options.decode_after + options.decode,
                               options.fresh_after + options.fresh);
+  if (options.batch > 0) longest = std::max(longest, options.batch_after);
   for (const uint32_t n : options.prefill) longest = std::max(longest, n);
   const KvLayout& layout = backend.layout();
   PC_ASSIGN_OR_RETURN(
       const auto pool,
       PrivatePages::Create(
-          layout, (layout.PagesFor(longest) + 2) * (layout.page_bytes() + 64)));
+          layout, (layout.PagesFor(longest) + 2 +
+                   options.batch * (layout.PagesFor(options.decode) + 1)) *
+                      (layout.page_bytes() + 64)));
   Bench bench(options, backend, *pool);
   std::vector<Measurement> all;
   for (const uint32_t n : options.prefill) {
@@ -213,6 +251,12 @@ absl::StatusOr<std::vector<Measurement>> MeasureAll(const Options& options,
     PC_ASSIGN_OR_RETURN(const PrivateSpan prompt,
                         bench.Prompt(options.decode_after));
     PC_ASSIGN_OR_RETURN(Measurement m, bench.Decode(prompt));
+    all.push_back(std::move(m));
+  }
+  if (options.batch > 0 && options.decode > 0) {
+    PC_ASSIGN_OR_RETURN(const PrivateSpan prompt,
+                        bench.Prompt(options.batch_after));
+    PC_ASSIGN_OR_RETURN(Measurement m, bench.DecodeBatch(prompt));
     all.push_back(std::move(m));
   }
   return all;
@@ -252,6 +296,10 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--fresh", options.fresh, "new tokens of a cached prompt");
   app.add_option("--fresh-after", options.fresh_after, "cached tokens")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--batch", options.batch,
+                 "sequences that decode together after one prompt; 0: none");
+  app.add_option("--batch-after", options.batch_after, "that prompt's length")
       ->check(CLI::PositiveNumber);
   app.add_option("--repeat", options.repeat, "timed runs of each")
       ->check(CLI::PositiveNumber);
