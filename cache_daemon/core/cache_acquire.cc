@@ -17,6 +17,18 @@ uint64_t DomainHash(std::string_view domain) {
   return hash < 2 ? hash + 2 : hash;
 }
 
+constexpr size_t kCacheLineBytes = 64;
+
+void PrefetchForWrite(const void* p) { __builtin_prefetch(p, /*rw=*/1); }
+
+// Every line of it.
+void PrefetchObject(const Entry* entry) {
+  const auto* bytes = reinterpret_cast<const char*>(entry);
+  for (size_t i = 0; i < sizeof(Entry); i += kCacheLineBytes) {
+    PrefetchForWrite(bytes + i);
+  }
+}
+
 absl::Status NoSession(SessionId id) {
   return absl::NotFoundError(
       absl::StrCat("session ", static_cast<uint64_t>(id), " is not open"));
@@ -31,6 +43,7 @@ absl::StatusOr<AcquireResult> CacheState::Acquire(SessionId session_id,
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return NoSession(session_id);
   Session& session = it->second;
+  PrefetchEntries(request);
   PC_RETURN_IF_ERROR(ValidateAcquire(session, request));
 
   AcquireResult result;
@@ -54,6 +67,26 @@ absl::StatusOr<AcquireResult> CacheState::Acquire(SessionId session_id,
     leases_[result.lease].entries = std::move(asked.leased);
   }
   return result;
+}
+
+void CacheState::PrefetchEntries(const AcquireRequest& request) const {
+  for (const AcquireKey& key : request.keys) visible_.prefetch(key.key);
+  std::vector<const Entry*> entries;
+  entries.reserve(request.keys.size());
+  for (const AcquireKey& key : request.keys) {
+    const Entry* entry = FindVisible(key.key);
+    if (entry == nullptr) continue;
+    PrefetchObject(entry);
+    entries.push_back(entry);
+  }
+  for (const Entry* entry : entries) {
+    // What leaving the LRU list writes, and what the answer copies.
+    if (entry->lru_prev != nullptr)
+      PrefetchForWrite(&entry->lru_prev->lru_next);
+    if (entry->lru_next != nullptr)
+      PrefetchForWrite(&entry->lru_next->lru_prev);
+    if (!entry->runs.empty()) __builtin_prefetch(entry->runs.data());
+  }
 }
 
 absl::Status CacheState::ValidateAcquire(const Session& session,

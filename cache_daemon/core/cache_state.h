@@ -216,6 +216,9 @@ class CacheState {
     AcquireResult* result = nullptr;
     std::vector<Entry*> leased;
   };
+  // Among many modules every entry lies in cold memory: asks for all of them
+  // before the first is waited for. Reads entries, changes nothing.
+  void PrefetchEntries(const AcquireRequest& request) const;
   absl::Status ValidateAcquire(const Session& session,
                                const AcquireRequest& request) const;
   // False: the key is missing, with its reason in the result.

@@ -1,0 +1,296 @@
+// promptcache-bench-acquire: how long workers wait for the daemon's answer,
+// real processes over the Unix socket.
+//
+//   promptcache-bench-acquire [--workers 4] [--modules 64]
+//                             [--metadata 1000 1000000] [--rate 0]
+//                             [--seconds 5] [--json]
+//
+// For each number in --metadata: a daemon, that many resident modules of one
+// page each, then --workers processes that ask for --modules random ones of
+// them at once, all hits. Closed loop, or each worker --rate times a second.
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/child_process.h"
+#include "common/digest.h"
+#include "common/page_sum.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+#include "inference_worker/cache/cache_client.h"
+
+namespace promptcache {
+namespace {
+
+// The smallest pages that a segment is carved into whole: 4 KiB, 4 GiB for a
+// million of them.
+constexpr KvLayout kLayout{.num_layers = 1, .num_kv_heads = 1, .head_dim = 64};
+constexpr uint32_t kTokens = 16;
+// Modules of one Acquire while the daemon is being filled.
+constexpr uint32_t kFillBatch = 1000;
+
+struct Options {
+  std::string daemon;
+  std::vector<uint32_t> metadata = {1000, 1'000'000};
+  uint32_t workers = 4;
+  uint32_t modules = 64;
+  double rate = 0;
+  double seconds = 5;
+  bool json = false;
+  // Set in the processes that ask: where the daemon is, and the file for what
+  // was measured.
+  std::string socket;
+  std::string output;
+};
+
+struct Result {
+  uint32_t metadata = 0;
+  size_t num_requests = 0;
+  double p50_us = 0;
+  double p99_us = 0;
+  double fill_s = 0;
+};
+
+worker::AcquireKey KeyOf(uint32_t module) {
+  return {.key = Sha256Of(absl::StrCat("module ", module)),
+          .num_tokens = kTokens,
+          .path = absl::StrCat("module", module)};
+}
+
+absl::StatusOr<std::unique_ptr<worker::CacheClient>> Connect(
+    const std::string& socket, const std::string& worker_id) {
+  PC_ASSIGN_OR_RETURN(auto client, worker::CacheClient::Create(
+                                       {.socket_path = socket,
+                                        .worker_id = worker_id,
+                                        .model = "bench",
+                                        .layout = kLayout,
+                                        .acquire_timeout = absl::Seconds(30)}));
+  PC_RETURN_IF_ERROR(client->WaitAttached(absl::Now() + absl::Seconds(60)));
+  return client;
+}
+
+absl::Status CommitBatch(worker::CacheClient& client, uint32_t begin,
+                         uint32_t end) {
+  worker::CacheClient::AcquireArgs args{.schema = "bench"};
+  for (uint32_t i = begin; i < end; ++i) args.keys.push_back(KeyOf(i));
+  PC_ASSIGN_OR_RETURN(auto lease, client.Acquire(args));
+  std::vector<worker::CommitModule> commits;
+  for (size_t i = 0; i < lease->modules().size(); ++i) {
+    const worker::AcquiredModule& module = lease->modules()[i];
+    if (module.outcome != worker::AcquireOutcome::kReserved) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the daemon has no room for module ", begin + i));
+    }
+    worker::CommitModule commit{.reservation_id = module.reservation_id,
+                                .schema = "bench",
+                                .path = args.keys[i].path,
+                                .num_tokens = kTokens};
+    for (std::byte* page : module.write_pages) {
+      std::memset(page, 1, kLayout.page_bytes());
+      commit.page_sums.push_back(PageSum({page, kLayout.page_bytes()}));
+    }
+    commits.push_back(std::move(commit));
+  }
+  return lease->Commit(commits, absl::Now() + absl::Seconds(60)).status();
+}
+
+// The body of a process that asks: microseconds, one a line.
+absl::Status Ask(const Options& options, uint32_t num_modules) {
+  PC_ASSIGN_OR_RETURN(
+      const auto client,
+      Connect(options.socket, absl::StrCat("asks-", ::getpid())));
+  std::mt19937 random(static_cast<uint32_t>(::getpid()));
+  const absl::Duration period =
+      options.rate > 0 ? absl::Seconds(1 / options.rate) : absl::ZeroDuration();
+  std::vector<double> microseconds;
+  const absl::Time begin = absl::Now();
+  // The first tenth warms up.
+  const absl::Time counted = begin + absl::Seconds(options.seconds / 10);
+  const absl::Time end = counted + absl::Seconds(options.seconds);
+  worker::CacheClient::AcquireArgs args{.schema = "bench"};
+  for (absl::Time due = begin; absl::Now() < end; due += period) {
+    args.keys.clear();
+    for (uint32_t i = 0; i < options.modules; ++i) {
+      args.keys.push_back(KeyOf(static_cast<uint32_t>(random() % num_modules)));
+    }
+    absl::SleepFor(due - absl::Now());
+    const absl::Time start = absl::Now();
+    PC_ASSIGN_OR_RETURN(const auto lease, client->Acquire(args));
+    const absl::Time answered = absl::Now();
+    for (const worker::AcquiredModule& module : lease->modules()) {
+      if (module.outcome != worker::AcquireOutcome::kHit) {
+        return absl::InternalError(
+            absl::StrCat("not a hit, for reason ",
+                         static_cast<uint32_t>(module.miss_reason)));
+      }
+    }
+    if (start >= counted) {
+      microseconds.push_back(absl::ToDoubleMicroseconds(answered - start));
+    }
+  }
+  std::ofstream file(options.output);
+  for (const double us : microseconds) file << us << "\n";
+  return file.flush() ? absl::OkStatus()
+                      : absl::DataLossError("cannot write " + options.output);
+}
+
+absl::StatusOr<std::vector<double>> AskFromAll(const Options& options,
+                                               const std::string& dir,
+                                               uint32_t num_modules) {
+  std::vector<ChildProcess> workers;
+  std::vector<std::string> outputs;
+  for (uint32_t i = 0; i < options.workers; ++i) {
+    outputs.push_back(absl::StrCat(dir, "/", i, ".us"));
+    PC_ASSIGN_OR_RETURN(
+        workers.emplace_back(),
+        ChildProcess::Start(
+            {.program = std::filesystem::read_symlink("/proc/self/exe"),
+             .args = {"--socket", dir + "/d.sock", "--output", outputs.back(),
+                      "--metadata", absl::StrCat(num_modules), "--modules",
+                      absl::StrCat(options.modules), "--rate",
+                      absl::StrCat(options.rate), "--seconds",
+                      absl::StrCat(options.seconds)},
+             .log_path = dir + "/asks.log"}));
+  }
+  std::vector<double> microseconds;
+  for (size_t i = 0; i < workers.size(); ++i) {
+    PC_ASSIGN_OR_RETURN(
+        const std::string ended,
+        workers[i].Wait(absl::Seconds(options.seconds * 2 + 120)));
+    if (ended != "exit status 0") {
+      return absl::InternalError(
+          absl::StrCat("worker ended with ", ended, ": ", workers[i].Log()));
+    }
+    std::ifstream file(outputs[i]);
+    for (double us = 0; file >> us;) microseconds.push_back(us);
+  }
+  if (microseconds.empty()) return absl::InternalError("nothing was measured");
+  std::sort(microseconds.begin(), microseconds.end());
+  return microseconds;
+}
+
+absl::StatusOr<Result> Measure(const Options& options, const std::string& dir,
+                               uint32_t num_modules) {
+  const uint64_t tier_bytes =
+      (uint64_t{num_modules} + kFillBatch) * kLayout.page_bytes() + (1 << 20);
+  PC_ASSIGN_OR_RETURN(
+      ChildProcess daemon,
+      ChildProcess::Start(
+          {.program = options.daemon,
+           .args = {"--socket=" + dir + "/d.sock",
+                    "--listen=", "--db=" + dir + "/registry.db",
+                    absl::StrCat("--device_bytes=", tier_bytes)},
+           .log_path = dir + "/daemon.log"}));
+  Result result = {.metadata = num_modules};
+  const absl::Time start = absl::Now();
+  {
+    PC_ASSIGN_OR_RETURN(const auto client, Connect(dir + "/d.sock", "fills"));
+    for (uint32_t i = 0; i < num_modules; i += kFillBatch) {
+      PC_RETURN_IF_ERROR(
+          CommitBatch(*client, i, std::min(i + kFillBatch, num_modules)));
+    }
+  }
+  result.fill_s = absl::ToDoubleSeconds(absl::Now() - start);
+  PC_ASSIGN_OR_RETURN(const std::vector<double> us,
+                      AskFromAll(options, dir, num_modules));
+  result.num_requests = us.size();
+  result.p50_us = us[us.size() / 2];
+  result.p99_us = us[us.size() * 99 / 100];
+  return result;
+}
+
+void Print(const Options& options, const std::vector<Result>& results) {
+  if (options.json) {
+    nlohmann::json json = {{"workers", options.workers},
+                           {"modules", options.modules},
+                           {"rate_per_worker", options.rate}};
+    for (const Result& r : results) {
+      json["results"].push_back({{"metadata", r.metadata},
+                                 {"requests", r.num_requests},
+                                 {"p50_us", r.p50_us},
+                                 {"p99_us", r.p99_us}});
+    }
+    std::cout << json.dump(2) << "\n";
+    return;
+  }
+  std::printf("Acquire of %u modules, %u workers, %s\n", options.modules,
+              options.workers,
+              options.rate > 0
+                  ? absl::StrCat(options.rate, " a second each").c_str()
+                  : "closed loop");
+  for (const Result& r : results) {
+    std::printf(
+        "%8u modules known: p50 %6.0f us, p99 %6.0f us, %zu requests (filled "
+        "in %.1f s)\n",
+        r.metadata, r.p50_us, r.p99_us, r.num_requests, r.fill_s);
+  }
+}
+
+absl::StatusOr<std::vector<Result>> MeasureAll(const Options& options) {
+  std::vector<Result> results;
+  for (const uint32_t num_modules : options.metadata) {
+    std::string dir =
+        (std::filesystem::temp_directory_path() / "bench_acquire.XXXXXX")
+            .string();
+    if (::mkdtemp(dir.data()) == nullptr) {
+      return absl::ErrnoToStatus(errno, "mkdtemp " + dir);
+    }
+    const auto result = Measure(options, dir, num_modules);
+    std::filesystem::remove_all(dir);
+    PC_RETURN_IF_ERROR(result.status());
+    results.push_back(*result);
+  }
+  return results;
+}
+
+absl::Status Run(const Options& options) {
+  if (!options.socket.empty()) return Ask(options, options.metadata.front());
+  PC_ASSIGN_OR_RETURN(const std::vector<Result> results, MeasureAll(options));
+  Print(options, results);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace promptcache
+
+int main(int argc, char** argv) {
+  FLAGS_logtostderr = true;
+  FLAGS_minloglevel = google::GLOG_WARNING;
+  google::InitGoogleLogging(argv[0]);
+  promptcache::Options options;
+  options.daemon =
+      (std::filesystem::read_symlink("/proc/self/exe").parent_path() /
+       "promptcache-daemon")
+          .string();
+  CLI::App app("How long workers wait for the cache daemon's answer");
+  app.add_option("--daemon", options.daemon, "the daemon's program");
+  app.add_option("--metadata", options.metadata, "modules that are resident")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--workers", options.workers, "processes that ask")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--modules", options.modules, "of one Acquire")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--rate", options.rate,
+                 "requests a second of each worker; 0: closed loop");
+  app.add_option("--seconds", options.seconds, "per line")
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--json", options.json);
+  app.add_option("--socket", options.socket)->group("");
+  app.add_option("--output", options.output)->group("");
+  CLI11_PARSE(app, argc, argv);
+  const absl::Status status = promptcache::Run(options);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
