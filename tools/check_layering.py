@@ -49,7 +49,7 @@ EXTERNAL = {
     r"openssl/": ["common", "tests"],
     r"pcre2\.h": ["inference_worker/tokenizer"],
     r"CLI/": ["tools"],
-    r"cuda(_runtime)?(_api)?\.h": ["cuda"],
+    r"cuda(_runtime)?(_api)?\.h": ["cuda", "tests"],
 }
 
 FOLDERS = ("common", "cuda", "cache_daemon", "inference_worker", "tools",

@@ -19,11 +19,36 @@ if(PROMPTCACHE_RPC)
   find_package(CLI11 CONFIG REQUIRED)
 endif()
 
-# The CUDA toolkit is optional: it is looked for, and nothing is built with it
-# yet. ON insists on it.
+# The CUDA toolkit is optional: without it there is no CUDA device in what is
+# built. ON insists on it. Kernels are compiled where nvcc's host compiler is
+# the project's (g++); their emulation on the CPU needs the headers alone.
+set(PROMPTCACHE_CUDA_ARCHITECTURES 90-real CACHE STRING
+    "GPUs that kernels are compiled for; tools/check_nvcc has the full list")
+set(PROMPTCACHE_NVCC OFF)
 if(NOT PROMPTCACHE_CUDA STREQUAL "OFF")
   find_package(CUDAToolkit QUIET)
   if(NOT CUDAToolkit_FOUND AND PROMPTCACHE_CUDA STREQUAL "ON")
     message(FATAL_ERROR "PROMPTCACHE_CUDA=ON, but no CUDA toolkit was found")
+  endif()
+endif()
+if(CUDAToolkit_FOUND)
+  # The runtime, for programs; promptcache::fake_cudart in its place in tests.
+  add_library(promptcache_cudart INTERFACE)
+  add_library(promptcache::cudart ALIAS promptcache_cudart)
+  target_link_libraries(promptcache_cudart INTERFACE CUDA::cudart_static)
+endif()
+if(CUDAToolkit_NVCC_EXECUTABLE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  set(PROMPTCACHE_NVCC ON)
+  set(CMAKE_CUDA_COMPILER "${CUDAToolkit_NVCC_EXECUTABLE}")
+  set(CMAKE_CUDA_ARCHITECTURES "${PROMPTCACHE_CUDA_ARCHITECTURES}")
+  set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # promptcache::cudart says which
+  enable_language(CUDA)
+  # CMake 3.25 does not know this one.
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3")
+  if(PROMPTCACHE_CCACHE)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER "${PROMPTCACHE_CCACHE}")
   endif()
 endif()
