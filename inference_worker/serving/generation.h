@@ -40,6 +40,8 @@ struct CompiledPrompt {
 
 struct GenerationRequest {
   std::shared_ptr<const CompiledPrompt> prompt;
+  // Whose request this is; its modules' keys are made for it.
+  std::string isolation_domain = "default";
   uint32_t max_tokens = 256;  // at least 1
   SamplingOptions sampling;
   std::vector<std::string> stop;  // none empty

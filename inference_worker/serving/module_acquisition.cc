@@ -215,7 +215,7 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
   args.reserve_missing = request.cache_mode == CacheMode::kReadWrite;
   args.want_page_sums = options.verify != VerifyMode::kNever;
   args.schema = plan.schema;
-  args.isolation_domain = options.isolation_domain;
+  args.isolation_domain = request.isolation_domain;
   for (size_t i = 0; i < plan.modules.size(); ++i) {
     const ModuleIdentity& identity = request.prompt->identities[i];
     args.keys.push_back(

@@ -46,7 +46,6 @@ struct ModuleSet {
 struct AcquisitionOptions {
   VerifyMode verify = VerifyMode::kSample;
   KvLayout layout;
-  std::string isolation_domain = "default";
 };
 
 // Everything is computed privately; `client` is not asked.

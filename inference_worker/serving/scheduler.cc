@@ -5,14 +5,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
+#include "inference_worker/serving/fair_share.h"
 
 namespace promptcache::worker {
 namespace {
 
 using State = GenerationJob::State;
-
-constexpr char kStateLost[] =
-    "cached states were lost while they were read: recomputed";
 
 constexpr absl::Duration kLeaseCheckInterval = absl::Milliseconds(200);
 
@@ -95,12 +93,19 @@ absl::StatusOr<std::shared_ptr<CancelFlag>> Scheduler::Submit(
     if (draining_) {
       return absl::UnavailableError("the worker is shutting down");
     }
-    if (num_requests_ >= options_.max_queue + options_.max_running) {
+    const std::string& domain = job->request.isolation_domain;
+    const auto own = requests_of_.find(domain);
+    const uint32_t num_own = own == requests_of_.end() ? 0 : own->second;
+    const auto num_domains =
+        static_cast<uint32_t>(requests_of_.size() + (num_own == 0 ? 1 : 0));
+    if (!MayEnter(options_.max_queue + options_.max_running, num_requests_,
+                  num_own, num_domains)) {
       return absl::ResourceExhaustedError(
           absl::StrCat("the queue is full: ", num_requests_,
                        " requests are running or waiting"));
     }
     ++num_requests_;
+    ++requests_of_[domain];
     arrivals_.push_back(std::move(job));
   }
   changed_.SignalAll();
@@ -213,10 +218,10 @@ void Scheduler::SetPolicies(const GenerationJob& job) {
 }
 
 void Scheduler::EndDoneJobs() {
-  uint32_t ended = 0;
+  std::vector<std::string> ended;  // their domains
   const auto over = [&](const Job& job) {
     if (job->state != State::kDone || job->task_running) return false;
-    ++ended;
+    ended.push_back(job->request.isolation_domain);
     ++(job->succeeded ? done_ : failed_);
     if (job->succeeded && client_ != nullptr && !job->request.warm) {
       client_->ReportUse(job->usage.cached_tokens, job->usage.created_tokens,
@@ -229,10 +234,14 @@ void Scheduler::EndDoneJobs() {
   };
   std::erase_if(running_, over);
   std::erase_if(queue_, over);
-  if (ended == 0) return;
+  if (ended.empty()) return;
   {
     MutexLock lock(&mu_);
-    num_requests_ -= ended;
+    num_requests_ -= static_cast<uint32_t>(ended.size());
+    for (const std::string& domain : ended) {
+      const auto it = requests_of_.find(domain);
+      if (--it->second == 0) requests_of_.erase(it);
+    }
   }
   changed_.SignalAll();  // Drain
 }
@@ -253,11 +262,24 @@ void Scheduler::CheckDeadlines() {
   for (const Job& job : queue_) check(job);
 }
 
-// In order of arrival: a large request waits for pages at the head of the
-// queue, and is not starved by small ones behind it.
+std::deque<Scheduler::Job>::iterator Scheduler::NextQueued() {
+  std::vector<std::string_view> waiting;
+  std::vector<std::string_view> running;
+  for (const Job& job : queue_)
+    waiting.push_back(job->request.isolation_domain);
+  for (const Job& job : running_) {
+    running.push_back(job->request.isolation_domain);
+  }
+  return queue_.begin() +
+         static_cast<std::ptrdiff_t>(NextToAdmit(waiting, running));
+}
+
+// In a domain in order of arrival. Who is next and finds no pages waits for
+// them, and is not starved by small ones behind it.
 void Scheduler::AdmitQueued() {
   while (!queue_.empty() && running_.size() < options_.max_running) {
-    const Job job = queue_.front();
+    const auto next = NextQueued();
+    const Job job = *next;
     const bool refused = !options_.no_reuse.empty() && job->wants_cache();
     const bool with_cache =
         client_ != nullptr && job->wants_cache() && !refused;
@@ -269,7 +291,7 @@ void Scheduler::AdmitQueued() {
       continue;
     }
     if (!job->Admit(with_cache)) return;
-    queue_.pop_front();
+    queue_.erase(next);
     running_.push_back(job);
     if (job->timings.queue == absl::ZeroDuration()) {
       job->timings.queue =
@@ -414,111 +436,6 @@ Scheduler::Job Scheduler::SharedJob(const GenerationJob* job) const {
     if (shared.get() == job) return shared;
   }
   LOG(FATAL) << "a job that is not running";
-}
-
-void Scheduler::AddShare(GenerationJob* job, size_t max_rows,
-                         std::vector<RowGroup>* groups,
-                         std::vector<Share>* shares) {
-  Share share;
-  share.job = job;
-  share.first_group = groups->size();
-  share.rows = job->execution()->NextRows(max_rows, groups);
-  share.num_groups = groups->size() - share.first_group;
-  for (size_t g = share.first_group; g < groups->size(); ++g) {
-    if ((*groups)[g].logits == LogitsWanted::kLast) ++share.logit_rows;
-  }
-  shares->push_back(share);
-}
-
-std::vector<Scheduler::Share> Scheduler::PlanStep(
-    std::vector<RowGroup>* groups) {
-  std::vector<Share> shares;
-  std::vector<GenerationJob*> prefills;
-  size_t budget = options_.step_tokens;
-  // A copy: a mismatch moves jobs from running_ to the queue.
-  const std::vector<Job> jobs = running_;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    GenerationJob* job = jobs[(turn_ + i) % jobs.size()].get();
-    if (job->state != State::kPrefill && job->state != State::kDecode) continue;
-    if (!job->modules.Valid()) {
-      RestartJob(job, kStateLost);
-      continue;
-    }
-    if (job->state == State::kDecode && !job->sink->Ready()) continue;
-    if (job->state == State::kPrefill) {
-      prefills.push_back(job);
-    } else {
-      AddShare(job, 1, groups, &shares);
-      --budget;
-    }
-  }
-  // Even shares, the smallest first: what one does not need goes to the others.
-  std::sort(prefills.begin(), prefills.end(),
-            [](GenerationJob* a, GenerationJob* b) {
-              return a->execution()->rows_left() < b->execution()->rows_left();
-            });
-  for (size_t i = 0; i < prefills.size() && budget > 0; ++i) {
-    const size_t left = prefills.size() - i;
-    const size_t rows = (budget + left - 1) / left;
-    AddShare(prefills[i], rows, groups, &shares);
-    budget -= std::min(budget, shares.back().rows);
-  }
-  ++turn_;
-  return shares;
-}
-
-bool Scheduler::Step() {
-  std::vector<RowGroup> groups;
-  requeued_ = false;
-  const std::vector<Share> shares = PlanStep(&groups);
-  if (shares.empty()) return requeued_;
-  const absl::Status status = backend_->Forward(groups, &logits_);
-  ++steps_;
-  if (!status.ok()) {
-    StepOneByOne(shares, groups);
-    return true;
-  }
-  size_t row = 0;
-  for (const Share& share : shares) {
-    FinishShare(share, std::span<const float>(logits_).subspan(
-                           row * backend_->vocab_size(),
-                           share.logit_rows * backend_->vocab_size()));
-    row += share.logit_rows;
-  }
-  return true;
-}
-
-void Scheduler::StepOneByOne(const std::vector<Share>& shares,
-                             const std::vector<RowGroup>& groups) {
-  for (const Share& share : shares) {
-    const absl::Status status =
-        backend_->Forward(std::span<const RowGroup>(groups).subspan(
-                              share.first_group, share.num_groups),
-                          &logits_);
-    if (status.ok()) {
-      FinishShare(share, logits_);
-      continue;
-    }
-    LOG(ERROR) << "a pass failed: " << status;
-    Fail(share.job, absl::InternalError(absl::StrCat(
-                        "the model could not be run: ", status.message())));
-  }
-}
-
-void Scheduler::FinishShare(const Share& share, std::span<const float> logits) {
-  GenerationJob* job = share.job;
-  if (!job->modules.Valid()) {
-    ++discarded_;
-    RestartJob(job, kStateLost);
-    return;
-  }
-  rows_ += share.rows;
-  job->execution()->Advance(share.rows);
-  if (share.logit_rows > 0) job->Sample(logits);
-  if (job->state == State::kPrefill &&
-      (job->sampled || job->execution()->rows_left() == 0)) {
-    StageDone(SharedJob(job));
-  }
 }
 
 }  // namespace promptcache::worker

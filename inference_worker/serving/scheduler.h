@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -38,7 +40,8 @@ struct SchedulerStats {
 // Runs requests on one model, an iteration at a time: each step is one pass
 // over one row of every request that decodes and chunks of those that prefill,
 // shared out evenly up to `step_tokens` rows. Deadlines, cancellation and new
-// requests are looked at between steps.
+// requests are looked at between steps. Places and rows are shared evenly
+// between isolation domains first (fair_share.h).
 //
 // One thread of its own calls the backend and every sink; what waits for the
 // cache daemon runs on an executor with a thread per running request, so that
@@ -78,8 +81,9 @@ class Scheduler {
 
   // Queues the request; its sink hears of everything that follows.
   // InvalidArgument for links with an encoder-decoder; ResourceExhausted when
-  // the queue is full; FailedPrecondition when the request could never have its
-  // pages; Unavailable when draining. Then the sink hears nothing.
+  // the queue is full for its domain; FailedPrecondition when the request could
+  // never have its pages; Unavailable when draining. Then the sink hears
+  // nothing.
   absl::StatusOr<std::shared_ptr<CancelFlag>> Submit(
       GenerationRequest request, std::shared_ptr<GenerationSink> sink)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -113,6 +117,7 @@ class Scheduler {
   void SetPolicies(const GenerationJob& job);
   void CheckDeadlines();
   void AdmitQueued();
+  std::deque<Job>::iterator NextQueued();
   void StartAcquire(const Job& job);
   void OnAcquired(const Job& job, ModuleSet set);
   void StageDone(const Job& job);
@@ -125,6 +130,8 @@ class Scheduler {
                    std::function<void()> then);
 
   std::vector<Share> PlanStep(std::vector<RowGroup>* groups);
+  void SharePrefill(std::vector<GenerationJob*> prefills, size_t budget,
+                    std::vector<RowGroup>* groups, std::vector<Share>* shares);
   void AddShare(GenerationJob* job, size_t max_rows,
                 std::vector<RowGroup>* groups, std::vector<Share>* shares);
   bool Step();
@@ -150,6 +157,8 @@ class Scheduler {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   uint32_t num_requests_ ABSL_GUARDED_BY(mu_) = 0;
+  // The same by isolation domain, without zeros.
+  std::map<std::string, uint32_t> requests_of_ ABSL_GUARDED_BY(mu_);
   std::deque<Job> arrivals_ ABSL_GUARDED_BY(mu_);
   std::deque<std::function<void()>> completions_ ABSL_GUARDED_BY(mu_);
 

@@ -164,6 +164,7 @@ class FakeClient final : public CacheClient {
     if (cache_->down_)
       return absl::UnavailableError("cache daemon unavailable");
     ++cache_->counters_.acquires;
+    cache_->domains_.insert(args.isolation_domain);
     return std::make_unique<FakeLease>(cache_, args);
   }
   void ReportUse(uint64_t cached, uint64_t created, uint64_t fresh) override {
@@ -255,6 +256,11 @@ uint64_t FakeCache::num_modules() const {
 std::vector<CommitModule> FakeCache::committed() const {
   MutexLock lock(&mu_);
   return committed_;
+}
+
+std::set<std::string> FakeCache::domains() const {
+  MutexLock lock(&mu_);
+  return domains_;
 }
 
 std::vector<PolicyChange> FakeCache::policy_changes() const {

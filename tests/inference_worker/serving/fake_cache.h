@@ -43,6 +43,9 @@ class FakeCache {
   std::vector<CommitModule> committed() const ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<PolicyChange> policy_changes() const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Of all that asked, without repetitions.
+  std::set<std::string> domains() const ABSL_LOCKS_EXCLUDED(mu_);
+
   // The daemon goes away: every call fails, every lease is invalid.
   void SetDown(bool down) ABSL_LOCKS_EXCLUDED(mu_);
   void SetNoMemory(bool no_memory) ABSL_LOCKS_EXCLUDED(mu_);
@@ -80,6 +83,7 @@ class FakeCache {
   std::map<ModuleKey, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mu_);
   std::vector<CommitModule> committed_ ABSL_GUARDED_BY(mu_);
   std::vector<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string> domains_ ABSL_GUARDED_BY(mu_);
   std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;

@@ -467,6 +467,115 @@ TEST_F(SchedulerTest, AFullQueueRefuses) {
   for (const auto& sink : sinks) EXPECT_TRUE(sink->WaitDone());
 }
 
+GenerationRequest RequestOf(const std::string& domain,
+                            const std::shared_ptr<const Plan>& plan,
+                            uint32_t max_tokens) {
+  GenerationRequest request = Request(plan, max_tokens);
+  request.isolation_domain = domain;
+  return request;
+}
+
+TEST_F(SchedulerTest, ADomainDoesNotWaitForAnothersQueue) {
+  options_.max_running = 2;
+  options_.max_queue = 4;
+  Start(400, /*with_cache=*/false);
+  Gate first, go;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    first.Open();
+    go.Wait();
+    return absl::OkStatus();
+  });
+  const auto plan = PlanBuilder::Exact(7);
+  std::vector<std::shared_ptr<RecordingSink>> many;
+  many.push_back(Submit(RequestOf("a", plan, 3)));
+  first.Wait();
+  for (int i = 0; i < 5; ++i) many.push_back(Submit(RequestOf("a", plan, 40)));
+  // The queue is full for "a", and not for "b", which has none of it.
+  EXPECT_THAT(scheduler_->Submit(RequestOf("a", plan, 3),
+                                 std::make_shared<RecordingSink>()),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("queue is full")));
+  const auto other = Submit(RequestOf("b", plan, 3));
+  go.Open();
+  ASSERT_TRUE(other->WaitDone());
+  PC_EXPECT_OK(other->status());
+  for (const auto& sink : many) ASSERT_TRUE(sink->WaitDone());
+  // It came last and waited less.
+  EXPECT_LT(other->completed().timings.queue,
+            many.back()->completed().timings.queue);
+}
+
+TEST_F(SchedulerTest, PrefillIsSharedBetweenDomains) {
+  options_.step_tokens = 20;
+  Start(2000, /*with_cache=*/false);
+  std::vector<size_t> rows;  // of the second step
+  Gate first, all;
+  int step = 0;
+  backend_.SetHook([&](std::span<const RowGroup> groups) {
+    if (step == 0) {
+      first.Open();
+      all.Wait();
+    }
+    for (const RowGroup& g : groups) {
+      if (step == 1) rows.push_back(g.tokens.size());
+    }
+    ++step;
+    return absl::OkStatus();
+  });
+  PlanBuilder b(1);
+  b.PlaceFresh(0, b.Tokens(100));
+  const auto plan = b.Build();
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  sinks.push_back(Submit(RequestOf("a", plan, 1)));
+  first.Wait();
+  for (const char* domain : {"a", "a", "b"}) {
+    sinks.push_back(Submit(RequestOf(domain, plan, 1)));
+  }
+  all.Open();
+  for (const auto& sink : sinks) ASSERT_TRUE(sink->WaitDone());
+  // Ten for three of "a", ten for the one of "b".
+  EXPECT_THAT(rows, ::testing::UnorderedElementsAre(4u, 3u, 3u, 10u));
+}
+
+TEST_F(SchedulerTest, ADeadlineIsRespectedInTheQueue) {
+  options_.max_running = 1;
+  Start();
+  Gate first, go, told;
+  int step = 0;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    first.Open();
+    go.Wait();
+    if (++step == 3) told.Wait();
+    return absl::OkStatus();
+  });
+  const auto plan = PlanBuilder::Exact(7);
+  const auto running = Submit(Request(plan));
+  first.Wait();
+  GenerationRequest late = Request(plan);
+  late.deadline = absl::Now() - absl::Milliseconds(1);
+  const auto queued = Submit(std::move(late));
+  const auto cancelled = Submit(Request(plan));
+  flag_->Cancel();
+  go.Open();
+  // While the other one is running.
+  ASSERT_TRUE(queued->WaitDone());
+  EXPECT_THAT(queued->status(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                         HasSubstr("deadline")));
+  ASSERT_TRUE(cancelled->WaitDone());
+  EXPECT_THAT(cancelled->status(),
+              StatusIs(absl::StatusCode::kCancelled, HasSubstr("caller")));
+  EXPECT_EQ(queued->starts() + cancelled->starts(), 0);
+  told.Open();
+  ASSERT_TRUE(running->WaitDone());
+  PC_EXPECT_OK(running->status());
+}
+
+TEST_F(SchedulerTest, TheDomainOfARequestIsToldToTheDaemon) {
+  Start();
+  Run(RequestOf("tenant-7", PlanBuilder::Exact(7), 3));
+  EXPECT_THAT(cache_.domains(), ElementsAre("tenant-7"));
+}
+
 TEST_F(SchedulerTest, RequestsWaitForPagesAndAllAreServed) {
   // One request without the cache needs 10 pages of 4 tokens.
   Start(/*num_pages=*/12);

@@ -1,0 +1,137 @@
+// The part of Scheduler that makes passes.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "glog/logging.h"
+#include "inference_worker/serving/fair_share.h"
+#include "inference_worker/serving/scheduler.h"
+
+namespace promptcache::worker {
+namespace {
+
+using State = GenerationJob::State;
+
+constexpr char kStateLost[] =
+    "cached states were lost while they were read: recomputed";
+
+}  // namespace
+
+void Scheduler::AddShare(GenerationJob* job, size_t max_rows,
+                         std::vector<RowGroup>* groups,
+                         std::vector<Share>* shares) {
+  Share share;
+  share.job = job;
+  share.first_group = groups->size();
+  share.rows = job->execution()->NextRows(max_rows, groups);
+  share.num_groups = groups->size() - share.first_group;
+  for (size_t g = share.first_group; g < groups->size(); ++g) {
+    if ((*groups)[g].logits == LogitsWanted::kLast) ++share.logit_rows;
+  }
+  shares->push_back(share);
+}
+
+void Scheduler::SharePrefill(std::vector<GenerationJob*> prefills,
+                             size_t budget, std::vector<RowGroup>* groups,
+                             std::vector<Share>* shares) {
+  std::sort(prefills.begin(), prefills.end(),
+            [](GenerationJob* a, GenerationJob* b) {
+              return a->execution()->rows_left() < b->execution()->rows_left();
+            });
+  std::vector<RowsWanted> wanted;
+  for (GenerationJob* job : prefills) {
+    wanted.push_back(
+        {job->request.isolation_domain, job->execution()->rows_left()});
+  }
+  const std::vector<size_t> given = ShareRows(budget, wanted, turn_);
+  for (size_t i = 0; i < prefills.size() && budget > 0; ++i) {
+    if (given[i] == 0) continue;
+    // More than was given when it is an encoder's segment.
+    AddShare(prefills[i], given[i], groups, shares);
+    budget -= std::min(budget, shares->back().rows);
+  }
+}
+
+std::vector<Scheduler::Share> Scheduler::PlanStep(
+    std::vector<RowGroup>* groups) {
+  std::vector<Share> shares;
+  std::vector<GenerationJob*> prefills;
+  size_t budget = options_.step_tokens;
+  // A copy: a mismatch moves jobs from running_ to the queue.
+  const std::vector<Job> jobs = running_;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    GenerationJob* job = jobs[(turn_ + i) % jobs.size()].get();
+    if (job->state != State::kPrefill && job->state != State::kDecode) continue;
+    if (!job->modules.Valid()) {
+      RestartJob(job, kStateLost);
+      continue;
+    }
+    if (job->state == State::kDecode && !job->sink->Ready()) continue;
+    if (job->state == State::kPrefill) {
+      prefills.push_back(job);
+    } else {
+      AddShare(job, 1, groups, &shares);
+      --budget;
+    }
+  }
+  SharePrefill(std::move(prefills), budget, groups, &shares);
+  ++turn_;
+  return shares;
+}
+
+bool Scheduler::Step() {
+  std::vector<RowGroup> groups;
+  requeued_ = false;
+  const std::vector<Share> shares = PlanStep(&groups);
+  if (shares.empty()) return requeued_;
+  const absl::Status status = backend_->Forward(groups, &logits_);
+  ++steps_;
+  if (!status.ok()) {
+    StepOneByOne(shares, groups);
+    return true;
+  }
+  size_t row = 0;
+  for (const Share& share : shares) {
+    FinishShare(share, std::span<const float>(logits_).subspan(
+                           row * backend_->vocab_size(),
+                           share.logit_rows * backend_->vocab_size()));
+    row += share.logit_rows;
+  }
+  return true;
+}
+
+void Scheduler::StepOneByOne(const std::vector<Share>& shares,
+                             const std::vector<RowGroup>& groups) {
+  for (const Share& share : shares) {
+    const absl::Status status =
+        backend_->Forward(std::span<const RowGroup>(groups).subspan(
+                              share.first_group, share.num_groups),
+                          &logits_);
+    if (status.ok()) {
+      FinishShare(share, logits_);
+      continue;
+    }
+    LOG(ERROR) << "a pass failed: " << status;
+    Fail(share.job, absl::InternalError(absl::StrCat(
+                        "the model could not be run: ", status.message())));
+  }
+}
+
+void Scheduler::FinishShare(const Share& share, std::span<const float> logits) {
+  GenerationJob* job = share.job;
+  if (!job->modules.Valid()) {
+    ++discarded_;
+    RestartJob(job, kStateLost);
+    return;
+  }
+  rows_ += share.rows;
+  job->execution()->Advance(share.rows);
+  if (share.logit_rows > 0) job->Sample(logits);
+  if (job->state == State::kPrefill &&
+      (job->sampled || job->execution()->rows_left() == 0)) {
+    StageDone(SharedJob(job));
+  }
+}
+
+}  // namespace promptcache::worker
