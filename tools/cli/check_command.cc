@@ -16,10 +16,23 @@ using Json = nlohmann::ordered_json;
 struct CheckFlags {
   std::vector<std::string> paths;
   std::string model;
+  std::string numerics = "exact";
 };
 
+Json ToJson(const worker::LogitErrors& errors) {
+  return {{"choices", errors.num_choices},
+          {"other_choices", errors.num_other_choices},
+          {"max_margin_of_other_choice", errors.max_margin_of_other},
+          {"max_mean_nll", errors.max_mean_nll},
+          {"max_nll", errors.max_nll},
+          {"max_logit", errors.max_logit},
+          {"max_logsumexp", errors.max_logsumexp}};
+}
+
 int Check(const Globals& globals, const CheckFlags& flags) {
-  CheckRunner runner(flags.model);
+  CheckRunner runner(flags.model, flags.numerics == "fast"
+                                      ? worker::Numerics::kFast
+                                      : worker::Numerics::kExact);
   Json failures = Json::array();
   size_t passed = 0, failed = 0;
   ProgressBar bar("checking");
@@ -40,13 +53,21 @@ int Check(const Globals& globals, const CheckFlags& flags) {
                     << "\n";
         }
       });
+  const worker::LogitErrors& errors = runner.logit_errors();
   if (globals.json) {
-    std::cout << Json{{"passed", passed},
-                      {"failed", failed},
-                      {"failures", failures}}
-                     .dump(2, ' ', false, Json::error_handler_t::replace)
+    Json json = {
+        {"passed", passed}, {"failed", failed}, {"failures", failures}};
+    if (errors.num_choices > 0) json["logit_errors"] = ToJson(errors);
+    std::cout << json.dump(2, ' ', false, Json::error_handler_t::replace)
               << "\n";
   } else {
+    if (errors.num_choices > 0) {
+      std::cout << errors.num_other_choices << " of " << errors.num_choices
+                << " choices differ, the worst with a margin of "
+                << errors.max_margin_of_other << "; worst mean nll "
+                << errors.max_mean_nll << ", logit " << errors.max_logit
+                << "\n";
+    }
     std::cout << passed << " passed, " << failed << " failed\n";
   }
   return failed == 0 ? kExitOk : kExitFailed;
@@ -71,6 +92,12 @@ void AddCheck(CLI::App* app, const Globals* globals, Action* action) {
                       "the model for the others: a GGUF file, of which a "
                       "vocabulary will do for tokenizers and PML (the small "
                       "model that tools/fetch_model fetched otherwise)");
+  command
+      ->add_option("--numerics", flags->numerics,
+                   "exact, for which the limits are meant, or fast: how far "
+                   "8-bit activations are from the same values")
+      ->check(CLI::IsMember({"exact", "fast"}))
+      ->capture_default_str();
   command->callback([=] { *action = [=] { return Check(*globals, *flags); }; });
 }
 

@@ -101,7 +101,8 @@ struct CheckRunner::Model {
   absl::Status backend_status;
 };
 
-CheckRunner::CheckRunner(std::string model) : model_(std::move(model)) {}
+CheckRunner::CheckRunner(std::string model, worker::Numerics numerics)
+    : model_(std::move(model)), numerics_(numerics) {}
 CheckRunner::~CheckRunner() = default;
 
 void CheckRunner::Run(const std::vector<std::string>& paths,
@@ -193,7 +194,8 @@ absl::StatusOr<std::vector<CaseResult>> CheckRunner::RunText(
   Model* loaded = nullptr;
   if (kind == VectorKind::kLogits) {
     PC_RETURN_IF_ERROR(LoadBackend(model, &loaded));
-    return worker::CheckLogitVectors(text, *loaded->backend, *loaded->pages);
+    return worker::CheckLogitVectors(text, *loaded->backend, *loaded->pages,
+                                     &logit_errors_);
   }
   PC_RETURN_IF_ERROR(LoadTokenizer(model, &loaded));
   if (kind == VectorKind::kConversations) {
@@ -232,7 +234,8 @@ absl::Status CheckRunner::LoadBackend(const std::string& model, Model** out) {
   slot.backend_status = [&]() -> absl::Status {
     PC_ASSIGN_OR_RETURN(const std::string path, FindModel(model));
     PC_ASSIGN_OR_RETURN(auto file, worker::OpenModelFile(path, {}));
-    PC_ASSIGN_OR_RETURN(slot.backend, worker::CreateCpuBackend(*file, {}));
+    PC_ASSIGN_OR_RETURN(
+        slot.backend, worker::CreateCpuBackend(*file, {.numerics = numerics_}));
     const KvLayout& layout = slot.backend->layout();
     PC_ASSIGN_OR_RETURN(
         slot.pages,

@@ -8,6 +8,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/case_result.h"
+#include "inference_worker/engine/numerics.h"
+#include "inference_worker/engine/vector_check.h"
 #include "tools/cli/vector_files.h"
 
 namespace promptcache::cli {
@@ -18,7 +20,8 @@ namespace promptcache::cli {
 class CheckRunner {
  public:
   // `model`: what --model said; "" is the default model.
-  explicit CheckRunner(std::string model);
+  explicit CheckRunner(std::string model,
+                       worker::Numerics numerics = worker::Numerics::kExact);
   ~CheckRunner();
 
   using OnFile = std::function<void(const std::string& file)>;
@@ -26,6 +29,8 @@ class CheckRunner {
       std::function<void(const std::string& file, const CaseResult& result)>;
   void Run(const std::vector<std::string>& paths, const OnFile& on_file,
            const OnResult& on_result);
+  // Of all logits that were compared so far.
+  const worker::LogitErrors& logit_errors() const { return logit_errors_; }
 
  private:
   struct Model;
@@ -41,6 +46,8 @@ class CheckRunner {
   absl::Status LoadBackend(const std::string& model, Model** out);
 
   const std::string model_;
+  const worker::Numerics numerics_;
+  worker::LogitErrors logit_errors_;
   std::map<std::string, std::unique_ptr<Model>> models_;  // by path
 };
 
