@@ -26,19 +26,18 @@ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// In [0, 1), a function of seed and step alone.
-double Uniform(uint64_t seed, uint64_t step) {
-  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
-  const uint64_t bits = Mix(Mix(seed + kGolden) + (step + 1) * kGolden);
-  return static_cast<double>(bits >> 11) * 0x1p-53;
-}
-
 absl::Status OutOfRange(const char* field, float value, const char* range) {
   return absl::InvalidArgumentError(
       absl::StrCat(field, " is ", value, ", must be ", range));
 }
 
 }  // namespace
+
+double UniformDraw(uint64_t seed, uint64_t step) {
+  constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
+  const uint64_t bits = Mix(Mix(seed + kGolden) + (step + 1) * kGolden);
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
 
 absl::Status SamplingOptions::Validate() const {
   // Written so that NaN fails.
@@ -73,7 +72,7 @@ int32_t Sampler::Sample(std::span<const float> logits,
   Exponentiate(best.first);
   KeepTopP();
   KeepMinP();
-  return Draw(Uniform(options_.seed, step));
+  return Draw(UniformDraw(options_.seed, step));
 }
 
 void Sampler::Penalize(std::span<const int32_t> history) {

@@ -27,6 +27,9 @@ struct SamplingOptions {
   absl::Status Validate() const;
 };
 
+// The number drawn at a step, in [0, 1): a function of seed and step alone.
+double UniformDraw(uint64_t seed, uint64_t step);
+
 // Thread-compatible; one per request. A logit that is not a number counts as
 // one that can never be chosen; if none can, the lowest id is returned.
 class Sampler {
