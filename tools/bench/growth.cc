@@ -1,0 +1,251 @@
+// promptcache-bench-growth: what a long life adds to both processes.
+//
+//   promptcache-bench-growth [--model FILE] [--requests 2000] [--samples 20]
+//                            [--json]
+//
+// Every request brings a schema of its own (two modules that nobody has seen;
+// one of eight names, so that revisions pass and schemas are deleted) and is
+// answered over it, in a device tier of a few modules: each commit evicts. The
+// memory, descriptors and threads of daemon and worker are looked at while
+// requests go on. What is wanted: nothing grows once the tier is full. Growth
+// is the slope of a line through the second half of the samples.
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+#include "tools/cli/client.h"
+#include "tools/cli/files.h"
+#include "tools/cli/local_node.h"
+
+namespace promptcache::bench {
+namespace {
+
+struct Options {
+  std::string model;
+  uint32_t requests = 2000;
+  uint32_t samples = 20;
+  bool json = false;
+};
+
+struct ProcessSample {
+  double anon_kib = 0;  // private memory: segments are shared, and not in it
+  double descriptors = 0;
+  double threads = 0;
+};
+
+struct Sample {
+  double requests = 0;
+  double ttft_ms = 0;  // median since the sample before
+  uint64_t used_bytes = 0;
+  uint64_t evictions = 0;
+  ProcessSample daemon;
+  ProcessSample worker;
+};
+
+ProcessSample Look(pid_t pid) {
+  ProcessSample sample;
+  const std::string proc = absl::StrCat("/proc/", pid);
+  std::ifstream status(proc + "/status");
+  for (std::string key; status >> key;) {
+    if (key == "RssAnon:") status >> sample.anon_kib;
+    if (key == "Threads:") status >> sample.threads;
+  }
+  std::error_code ignored;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(proc + "/fd", ignored)) {
+    static_cast<void>(entry);
+    ++sample.descriptors;
+  }
+  return sample;
+}
+
+class Growth {
+ public:
+  absl::Status Start(const Options& options, const std::string& dir) {
+    cli::Interrupt interrupt;
+    PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
+    PC_ASSIGN_OR_RETURN(
+        node_, cli::LocalNode::Start({.dir = dir,
+                                      .model = model,
+                                      .daemon_args = {"--device_bytes=16MiB"}},
+                                     &interrupt, [](const std::string&) {}));
+    PC_ASSIGN_OR_RETURN(
+        worker_,
+        cli::WorkerClient::Connect(node_->worker_address(), absl::Seconds(10)));
+    PC_ASSIGN_OR_RETURN(
+        daemon_,
+        cli::DaemonClient::Connect(node_->daemon_address(), absl::Seconds(10)));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<Sample>> Run(const Options& options) {
+    std::vector<Sample> samples;
+    const uint32_t between = std::max(1u, options.requests / options.samples);
+    for (uint32_t i = 0; i < options.requests; ++i) {
+      PC_RETURN_IF_ERROR(Answer(i));
+      if ((i + 1) % between != 0) continue;
+      PC_ASSIGN_OR_RETURN(samples.emplace_back(), Take(i + 1));
+    }
+    return samples;
+  }
+
+ private:
+  static constexpr uint32_t kNames = 8;
+
+  std::string Text(const char* what, uint32_t words) {
+    std::string text = what;
+    for (uint32_t i = 0; i < words; ++i) absl::StrAppend(&text, " ", random_());
+    return text;
+  }
+
+  absl::Status Answer(uint32_t index) {
+    const std::string name = absl::StrCat("growth", index % kNames);
+    v1::CreateSchemaRequest schema;
+    schema.set_text(absl::StrCat("<schema name=\"", name,
+                                 "\"><module name=\"a\">", Text("Numbers:", 8),
+                                 "</module><module name=\"b\">",
+                                 Text("More:", 8), "</module></schema>"));
+    PC_RETURN_IF_ERROR(worker_->CreateSchema(schema).status());
+    v1::GenerateRequest request;
+    request.mutable_prompt()->set_pml(absl::StrCat(
+        "<prompt schema=\"", name, "\"><a/><b/> What next?</prompt>"));
+    request.set_max_tokens(2);
+    PC_RETURN_IF_ERROR(
+        worker_->Generate(request, [&](const v1::GenerateResponse& event) {
+          if (event.has_completed()) {
+            ttfts_.push_back(event.completed().timings().ttft_ms());
+          }
+          return true;
+        }));
+    if (index % (4 * kNames) != 0) return absl::OkStatus();
+    v1::DeleteSchemaRequest gone;
+    gone.set_name(name);
+    return worker_->DeleteSchema(gone);
+  }
+
+  absl::StatusOr<Sample> Take(uint32_t requests) {
+    PC_ASSIGN_OR_RETURN(const v1::CacheStats stats, daemon_->GetStats());
+    Sample sample = {.requests = static_cast<double>(requests),
+                     .daemon = Look(node_->daemon_pid()),
+                     .worker = Look(node_->worker_pid())};
+    for (const auto& tier : stats.tiers()) {
+      sample.used_bytes += tier.used_bytes();
+      for (const auto& evictions : tier.evictions()) {
+        sample.evictions += evictions.num_modules();
+      }
+    }
+    std::nth_element(ttfts_.begin(), ttfts_.begin() + ttfts_.size() / 2,
+                     ttfts_.end());
+    sample.ttft_ms = ttfts_[ttfts_.size() / 2];
+    ttfts_.clear();
+    return sample;
+  }
+
+  std::mt19937 random_{1};
+  std::unique_ptr<cli::LocalNode> node_;
+  std::unique_ptr<cli::WorkerClient> worker_;
+  std::unique_ptr<cli::DaemonClient> daemon_;
+  std::vector<double> ttfts_;
+};
+
+// Of the least-squares line through the second half, per 1,000 requests.
+template <typename Get>
+double GrowthOf(const std::vector<Sample>& samples, Get get) {
+  const size_t begin = samples.size() / 2;
+  const auto n = static_cast<double>(samples.size() - begin);
+  double x = 0, y = 0, xx = 0, xy = 0;
+  for (size_t i = begin; i < samples.size(); ++i) {
+    x += samples[i].requests;
+    y += get(samples[i]);
+    xx += samples[i].requests * samples[i].requests;
+    xy += samples[i].requests * get(samples[i]);
+  }
+  const double spread = n * xx - x * x;
+  return spread == 0 ? 0 : 1000 * (n * xy - x * y) / spread;
+}
+
+void Print(const Options& options, const std::vector<Sample>& samples) {
+  struct Line {
+    const char* name;
+    double (*get)(const Sample&);
+  };
+  const Line lines[] = {
+      {"daemon_anon_kib", [](const Sample& s) { return s.daemon.anon_kib; }},
+      {"worker_anon_kib", [](const Sample& s) { return s.worker.anon_kib; }},
+      {"daemon_descriptors",
+       [](const Sample& s) { return s.daemon.descriptors; }},
+      {"worker_descriptors",
+       [](const Sample& s) { return s.worker.descriptors; }},
+      {"daemon_threads", [](const Sample& s) { return s.daemon.threads; }},
+      {"worker_threads", [](const Sample& s) { return s.worker.threads; }},
+      {"used_mib",
+       [](const Sample& s) {
+         return static_cast<double>(s.used_bytes) / (1 << 20);
+       }},
+      {"ttft_ms", [](const Sample& s) { return s.ttft_ms; }}};
+  nlohmann::json json = {{"requests", options.requests},
+                         {"evictions", samples.back().evictions}};
+  if (!options.json) {
+    std::printf("%u requests, %llu evictions\n%-20s %12s %12s %12s %22s\n",
+                options.requests,
+                static_cast<unsigned long long>(samples.back().evictions), "",
+                "first", "middle", "last", "growth / 1,000 requests");
+  }
+  for (const Line& line : lines) {
+    const double growth = GrowthOf(samples, line.get);
+    if (options.json) {
+      std::vector<double> values;
+      for (const Sample& s : samples) values.push_back(line.get(s));
+      json[line.name] = {{"samples", values}, {"growth_per_1000", growth}};
+    } else {
+      std::printf("%-20s %12.1f %12.1f %12.1f %22.2f\n", line.name,
+                  line.get(samples.front()),
+                  line.get(samples[samples.size() / 2]),
+                  line.get(samples.back()), growth);
+    }
+  }
+  if (options.json) std::cout << json.dump(2) << "\n";
+}
+
+absl::Status Run(const Options& options) {
+  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
+  Growth growth;
+  PC_RETURN_IF_ERROR(growth.Start(options, dir.path()));
+  PC_ASSIGN_OR_RETURN(const std::vector<Sample> samples, growth.Run(options));
+  Print(options, samples);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace promptcache::bench
+
+int main(int argc, char** argv) {
+  FLAGS_logtostderr = true;
+  FLAGS_minloglevel = google::GLOG_WARNING;
+  google::InitGoogleLogging(argv[0]);
+  promptcache::bench::Options options;
+  CLI::App app("What a long life adds to daemon and worker");
+  app.add_option("--model", options.model,
+                 "a GGUF file or a folder; the small model otherwise");
+  app.add_option("--requests", options.requests)
+      ->check(CLI::Range(4, 100000000));
+  app.add_option("--samples", options.samples)->check(CLI::Range(4, 1000));
+  app.add_flag("--json", options.json);
+  CLI11_PARSE(app, argc, argv);
+  if (options.samples > options.requests) options.samples = options.requests;
+  const absl::Status status = promptcache::bench::Run(options);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
