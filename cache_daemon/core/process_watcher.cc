@@ -2,6 +2,8 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +19,9 @@
 
 namespace promptcache::daemon {
 namespace {
+
+// Linux 6.9; not in Debian 12's headers.
+constexpr decltype(statfs::f_type) kPidfsMagic = 0x50494446;
 
 // A pidfd turns readable when its process has ended.
 bool HasEnded(int pidfd) {
@@ -36,6 +41,17 @@ absl::StatusOr<pid_t> PidOfPidfd(int pidfd) {
     return pid;
   }
   return absl::InvalidArgumentError("the descriptor is no pidfd");
+}
+
+std::optional<bool> SameProcess(int pidfd, int other) {
+  struct statfs system{};
+  struct stat a{};
+  struct stat b{};
+  if (::fstatfs(pidfd, &system) != 0 || system.f_type != kPidfsMagic ||
+      ::fstat(pidfd, &a) != 0 || ::fstat(other, &b) != 0) {
+    return std::nullopt;
+  }
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 absl::StatusOr<std::unique_ptr<PidfdWatcher>> PidfdWatcher::Create(
@@ -72,12 +88,14 @@ absl::StatusOr<ProcessId> PidfdWatcher::Watch(UniqueFd pidfd, pid_t pid) {
   ProcessId id;
   {
     MutexLock lock(&mu_);
-    // A pid names one process as long as that process is not reaped, and a
-    // watched one that has not ended is not.
-    if (named.ok()) {
-      for (const auto& [known, watched] : watched_) {
-        if (watched.pid == pid && !HasEnded(watched.pidfd.get())) return known;
-      }
+    for (const auto& [known, watched] : watched_) {
+      if (HasEnded(watched.pidfd.get())) continue;
+      // A pid names one process as long as that process is not reaped, and a
+      // watched one that has not ended is not. A worker in a container of its
+      // own has no pid here.
+      const bool same = SameProcess(watched.pidfd.get(), pidfd.get())
+                            .value_or(named.ok() && watched.pid == pid);
+      if (same) return known;
     }
     id = ProcessId{next_id_++};
     watched_.emplace(id, Watched{std::move(pidfd), pid});

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "absl/status/statusor.h"
@@ -20,8 +21,10 @@ class ProcessWatcher {
  public:
   virtual ~ProcessWatcher() = default;
   // The identity of the process behind `pidfd`: the same for every call about
-  // the same living process, never reused for another. InvalidArgument when the
-  // descriptor is no pidfd, or one of another process than `pid`.
+  // the same living process (unless it is in another PID namespace and the
+  // kernel before 6.9: then each call has one), never reused for another.
+  // InvalidArgument when the descriptor is no pidfd, or one of another process
+  // than `pid`.
   virtual absl::StatusOr<ProcessId> Watch(UniqueFd pidfd, pid_t pid) = 0;
 };
 
@@ -61,7 +64,11 @@ class PidfdWatcher final : public ProcessWatcher {
 };
 
 // The process that a pidfd names, as /proc/self/fdinfo tells: InvalidArgument
-// for another kind of descriptor, NotFound when the process is gone.
+// for another kind of descriptor, NotFound when the process is gone, or lives
+// in a PID namespace that cannot be seen from this one.
 absl::StatusOr<pid_t> PidOfPidfd(int pidfd);
+// Whether two pidfds are of one process, wherever it lives; nothing where the
+// kernel cannot say (before Linux 6.9).
+std::optional<bool> SameProcess(int pidfd, int other);
 
 }  // namespace promptcache::daemon

@@ -1,6 +1,8 @@
 #include "cache_daemon/core/process_watcher.h"
 
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -102,6 +104,65 @@ TEST_F(PidfdWatcherTest, OneLivingProcessHasOneIdentity) {
   EXPECT_EQ(Watch(a), first);
   EXPECT_NE(Watch(b), first);
   EXPECT_EQ(watcher_->num_watched(), 2u);
+}
+
+TEST(SameProcessTest, TellsProcessesApartWithoutTheirPids) {
+  Child a;
+  Child b;
+  const UniqueFd first = OpenPidfd(a.pid());
+  const UniqueFd again = OpenPidfd(a.pid());
+  const UniqueFd other = OpenPidfd(b.pid());
+  const std::optional<bool> same = SameProcess(first.get(), again.get());
+  if (!same.has_value()) GTEST_SKIP() << "this kernel has no pidfs";
+  EXPECT_EQ(same, true);
+  EXPECT_EQ(SameProcess(first.get(), other.get()), false);
+}
+
+// As the daemon in its container sees a worker in another one: in a PID
+// namespace, with a /proc of its own, where the child has no pid.
+// 0: as it should be; 77: cannot be tried here.
+int WatchFromAnotherNamespace(const UniqueFd& child, const UniqueFd& again,
+                              const UniqueFd& other) {
+  if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("proc", "/proc", "proc", 0, nullptr) != 0 ||
+      !SameProcess(child.get(), again.get()).has_value()) {
+    return 77;
+  }
+  const auto watcher = PidfdWatcher::Create([](ProcessId) {});
+  if (!watcher.ok() || PidOfPidfd(child.get()).ok()) return 1;
+  const auto watch = [&](const UniqueFd& pidfd) {
+    return (*watcher)->Watch(UniqueFd(::dup(pidfd.get())), /*pid=*/0);
+  };
+  const absl::StatusOr<ProcessId> first = watch(child);
+  if (!first.ok()) return 2;
+  if (watch(again) != first) return 3;
+  return watch(other) == first ? 4 : 0;
+}
+
+TEST(PidfdWatcherContainerTest, AWorkerWithoutAPidHereHasOneIdentityToo) {
+  Child child;
+  Child other;
+  const UniqueFd pidfd = OpenPidfd(child.pid());
+  const UniqueFd again = OpenPidfd(child.pid());
+  const UniqueFd others = OpenPidfd(other.pid());
+  const pid_t outer = ::fork();
+  if (outer == 0) {
+    if (::unshare(CLONE_NEWPID | CLONE_NEWNS) != 0) ::_exit(77);
+    const pid_t inner = ::fork();
+    if (inner == 0) {
+      ::_exit(WatchFromAnotherNamespace(pidfd, again, others));
+    }
+    int status = 0;
+    ::waitpid(inner, &status, 0);
+    ::_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(outer, &status, 0), outer);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) {
+    GTEST_SKIP() << "not root, or a kernel before 6.9";
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_F(PidfdWatcherTest, AStoppedProcessIsNotDead) {
