@@ -106,6 +106,29 @@ class GrpcRegistryClient final : public RegistryClient {
   std::unique_ptr<node::v1::NodeService::Stub> stub_;
 };
 
+class NoRegistry final : public RegistryClient {
+ public:
+  absl::StatusOr<node::v1::PutSchemaResponse> PutSchema(
+      const node::v1::PutSchemaRequest&) override {
+    return Refusal();
+  }
+  absl::StatusOr<v1::Schema> GetSchema(const std::string&, uint64_t) override {
+    return Refusal();
+  }
+  absl::StatusOr<v1::ListSchemasResponse> ListSchemas(
+      const v1::ListSchemasRequest&) override {
+    return Refusal();
+  }
+  absl::Status DeleteSchema(const std::string&) override { return Refusal(); }
+
+ private:
+  static absl::Status Refusal() {
+    return absl::UnavailableError(
+        "schemas are kept by the cache daemon, and this worker was started "
+        "without one");
+  }
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<RegistryClient>> RegistryClient::Create(
@@ -119,6 +142,10 @@ absl::StatusOr<std::unique_ptr<RegistryClient>> RegistryClient::Create(
                      " is not above 0"));
   }
   return std::make_unique<GrpcRegistryClient>(options);
+}
+
+std::unique_ptr<RegistryClient> RegistryClient::None() {
+  return std::make_unique<NoRegistry>();
 }
 
 }  // namespace promptcache::worker

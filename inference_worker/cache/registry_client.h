@@ -27,6 +27,8 @@ class RegistryClient {
   // Succeeds without a daemon, too.
   static absl::StatusOr<std::unique_ptr<RegistryClient>> Create(
       const Options& options);
+  // For a worker without a daemon: every call is Unavailable and says why.
+  static std::unique_ptr<RegistryClient> None();
   virtual ~RegistryClient() = default;
 
   // Idempotent for the text that is there. An unset policy keeps the schema's

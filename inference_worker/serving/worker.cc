@@ -159,8 +159,12 @@ absl::StatusOr<std::string> Worker::ReuseRefusal() const {
 }
 
 absl::Status Worker::Connect(const Options& options) {
-  PC_ASSIGN_OR_RETURN(registry_, RegistryClient::Create(
-                                     {.socket_path = options.daemon_socket}));
+  if (options.daemon_socket.empty()) {
+    registry_ = RegistryClient::None();
+  } else {
+    PC_ASSIGN_OR_RETURN(registry_, RegistryClient::Create(
+                                       {.socket_path = options.daemon_socket}));
+  }
   schemas_ = std::make_unique<RegistrySchemaSource>(registry_.get());
   PromptCompiler::Options compile;
   compile.identity.model_fingerprint = model_fingerprint_;

@@ -206,6 +206,21 @@ TEST_F(FailureTest, AWorkerStartsWithoutADaemon) {
   EXPECT_GT(worker->Generate(Request(kPrompt)).usage().cached_tokens(), 0u);
 }
 
+TEST_F(FailureTest, AWorkerMayBeStartedWithoutACache) {
+  UseTinyModel();
+  auto worker = StartWorker({"--daemon_socket="});
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("Once upon a time");
+  request.set_max_tokens(8);
+  request.set_ignore_eos(true);
+  const Answer answer = worker->Generate(request);
+  PC_ASSERT_OK(answer.status);
+  EXPECT_EQ(answer.usage().completion_tokens(), 8u);
+  EXPECT_THAT(worker->PutSchema(SmallSchema("lib")).status(),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       ::testing::HasSubstr("without one")));
+}
+
 // The daemon's memory as another process sees it: its first segment.
 UniqueFd OpenFirstSegment(pid_t pid) {
   const std::string fds = absl::StrCat("/proc/", pid, "/fd");
