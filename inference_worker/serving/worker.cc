@@ -29,6 +29,13 @@ absl::StatusOr<ChatTemplate> ChooseTemplate(const std::string& name,
   return ChatTemplate::FromJinja(file.chat_template());
 }
 
+// For logs and statistics: in a container every worker is process 1.
+std::string WorkerId() {
+  char host[65] = {};
+  if (::gethostname(host, sizeof(host) - 1) != 0) host[0] = '\0';
+  return absl::StrCat(host[0] == '\0' ? "worker" : host, "-", ::getpid());
+}
+
 std::string VerifyName(VerifyMode mode) {
   switch (mode) {
     case VerifyMode::kNever:
@@ -180,7 +187,7 @@ absl::Status Worker::Connect(const Options& options) {
 
   CacheClient::Options cache;
   cache.socket_path = options.daemon_socket;
-  cache.worker_id = absl::StrCat("worker-", getpid());
+  cache.worker_id = WorkerId();
   cache.model = description_.name;
   cache.layout = backend_->layout();
   cache.acquire_timeout = options.acquire_timeout;
