@@ -1,33 +1,63 @@
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace promptcache::worker {
 
 // How many calls of a worker's services may be open at once, all kinds
-// together: what bounds the executors' queues. Thread-safe.
+// together: what bounds the executors' queues, and what a worker that ends
+// waits for. Thread-safe.
 class CallLimit {
  public:
   explicit CallLimit(uint32_t max_calls) : max_calls_(max_calls) {}
   CallLimit(const CallLimit&) = delete;
   CallLimit& operator=(const CallLimit&) = delete;
 
-  // ResourceExhausted when there are too many. Leave is due in either case,
-  // when the call is over.
-  absl::Status Enter() {
-    if (open_.fetch_add(1) < max_calls_) return absl::OkStatus();
+  // ResourceExhausted when there are too many, Unavailable once closed. Leave
+  // is due in either case, when the call is over.
+  absl::Status Enter() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    ++open_;
+    if (closed_) return absl::UnavailableError("the worker is shutting down");
+    if (open_ <= max_calls_) return absl::OkStatus();
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", max_calls_, " calls are open"));
   }
-  void Leave() { open_.fetch_sub(1); }
+  void Leave() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    if (--open_ == 0) none_.SignalAll();
+  }
+
+  // From now on no call is let in; those that are stay. For good.
+  void Close() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    closed_ = true;
+  }
+  // True when every call is over, false when some are not at `deadline`.
+  bool AwaitNone(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    while (open_ > 0) {
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) return false;
+      none_.WaitWithTimeout(&mu_, std::min(left, absl::Seconds(1)));
+    }
+    return true;
+  }
 
  private:
   const uint32_t max_calls_;
-  std::atomic<uint32_t> open_{0};
+
+  Mutex mu_;
+  CondVar none_;
+  uint32_t open_ ABSL_GUARDED_BY(mu_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace promptcache::worker

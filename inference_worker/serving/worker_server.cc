@@ -1,8 +1,5 @@
 #include "inference_worker/serving/worker_server.h"
 
-#include <algorithm>
-#include <chrono>
-
 #include "absl/strings/str_cat.h"
 #include "common/rpc/endpoints.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
@@ -15,6 +12,8 @@ namespace {
 constexpr int kMaxMessageBytes = 16 << 20;
 constexpr int kMaxMetadataBytes = 16 << 10;
 constexpr uint32_t kRegistryThreads = 2;
+// For answers on their way when the server stops.
+constexpr absl::Duration kCancelGrace = absl::Milliseconds(100);
 
 void SetServing(grpc::Server* server, bool serving) {
   auto* health = server->GetHealthCheckService();
@@ -80,11 +79,14 @@ WorkerServer::~WorkerServer() {
 
 bool WorkerServer::Shutdown(absl::Duration grace) {
   const absl::Time deadline = absl::Now() + grace;
+  // Calls that are in may still ask the scheduler for more: a warm-up does.
+  limit_.Close();
   SetServing(server_.get(), false);
-  const bool drained = scheduler_->Drain(deadline);
-  // Cancels what is left; the scheduler then ends it.
-  server_->Shutdown(absl::ToChronoTime(
-      std::max(deadline, absl::Now() + absl::Milliseconds(100))));
+  bool drained = limit_.AwaitNone(deadline);
+  drained = scheduler_->Drain(deadline) && drained;
+  // Cancels what is left, and who watches our health or reads our protos: they
+  // would hold us up until the deadline.
+  server_->Shutdown(absl::ToChronoTime(absl::Now() + kCancelGrace));
   server_->Wait();
   return drained;
 }

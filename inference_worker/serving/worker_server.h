@@ -34,8 +34,8 @@ class WorkerServer {
   // As bound: of port 0, the one that was given.
   int port() const { return port_; }
   grpc::Server* grpc_server() { return server_.get(); }
-  // Health says NOT_SERVING; running requests end within `grace`, or are
-  // cancelled. True when all ended by themselves.
+  // Health says NOT_SERVING and new calls get UNAVAILABLE; open ones end within
+  // `grace`, or are cancelled. True when all ended by themselves.
   bool Shutdown(absl::Duration grace);
 
  private:

@@ -543,6 +543,39 @@ TEST_F(WorkerServerTest, WarmingWaitsWhileTheQueueIsFull) {
   EXPECT_EQ(response.modules_done(), 2u);
 }
 
+// It asks the scheduler for one prompt after another, also while it is told to
+// end.
+TEST_F(WorkerServerTest, AWarmUpThatRunsIsFinishedAtTheEnd) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  Gate gate;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    gate.Wait();
+    return absl::OkStatus();
+  });
+  v1::WarmModulesRequest request;
+  request.set_schema("s");
+  grpc::ClientContext context;
+  auto reader = inference_->WarmModules(&context, request);
+  while (scheduler_->num_requests() < 1) absl::SleepFor(absl::Milliseconds(1));
+  std::thread end(
+      [this] { EXPECT_TRUE(server_->Shutdown(absl::Seconds(60))); });
+  grpc::Status refused;
+  do {
+    grpc::ClientContext late;
+    v1::ListSchemasResponse listed;
+    refused = schemas_->ListSchemas(&late, {}, &listed);
+  } while (refused.ok());
+  EXPECT_EQ(refused.error_code(), grpc::UNAVAILABLE);
+  EXPECT_THAT(refused.error_message(), HasSubstr("shutting down"));
+  gate.Open();
+  v1::WarmModulesResponse response;
+  while (reader->Read(&response)) {
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(response.modules_done(), 2u);
+  end.join();
+}
+
 TEST_F(WorkerServerTest, ModulesThatAreNotKeptAreCounted) {
   ASSERT_TRUE(Put(kSchema).ok());
   cache_.SetNoMemory(true);
