@@ -42,17 +42,21 @@ std::string ReadPort(const std::string& path) {
   return in.eof() ? "" : port;
 }
 
-// Starts a server and waits for the port that it says it serves.
-ChildProcess StartServer(const std::string& program,
-                         std::vector<std::string> args, const std::string& base,
-                         std::string* address) {
+// Starts a server, by way of `launcher` if there is one, and waits for the port
+// that it says it serves.
+ChildProcess StartServer(std::vector<std::string> launcher,
+                         const std::string& program,
+                         const std::vector<std::string>& flags,
+                         const std::string& base, std::string* address) {
   const std::string port_path = base + ".port";
-  args.push_back("--listen=127.0.0.1:0");
-  args.push_back("--port_file=" + port_path);
-  auto process =
-      ChildProcess::Start({.program = std::string(PROMPTCACHE_BIN) + program,
-                           .args = std::move(args),
-                           .log_path = base + ".log"});
+  std::vector<std::string> words = std::move(launcher);
+  words.push_back(PROMPTCACHE_BIN + program);
+  words.insert(words.end(), flags.begin(), flags.end());
+  words.push_back("--listen=127.0.0.1:0");
+  words.push_back("--port_file=" + port_path);
+  auto process = ChildProcess::Start({.program = words.front(),
+                                      .args = {words.begin() + 1, words.end()},
+                                      .log_path = base + ".log"});
   if (!process.ok()) {
     ADD_FAILURE() << process.status();
     return {};
@@ -217,7 +221,7 @@ void NodeTest::StartDaemon(const std::vector<std::string>& flags) {
                                 "--device_bytes=32MiB", "--segment_bytes=8MiB"};
   args.insert(args.end(), flags.begin(), flags.end());
   logs_.push_back(base + ".log");
-  daemon_ = StartServer("promptcache-daemon", std::move(args), base,
+  daemon_ = StartServer(launcher_, "promptcache-daemon", args, base,
                         &daemon_address_);
 }
 
@@ -232,7 +236,7 @@ std::unique_ptr<WorkerProcess> NodeTest::StartWorker(
   logs_.push_back(base + ".log");
   std::string address;
   ChildProcess process =
-      StartServer("promptcache-worker", std::move(args), base, &address);
+      StartServer(launcher_, "promptcache-worker", args, base, &address);
   return std::make_unique<WorkerProcess>(std::move(process), address);
 }
 
@@ -307,6 +311,20 @@ void NodeTest::UseSlowModel() {
                 .hidden = 256,
                 .ffn = 1536,
                 .context = 8192});
+}
+
+bool NodeTest::UseContainers() {
+  std::vector<std::string> args{"--pid",  "--ipc",        "--mount",
+                                "--fork", "--mount-proc", "--kill-child"};
+  launcher_ = {"/usr/bin/unshare"};
+  launcher_.insert(launcher_.end(), args.begin(), args.end());
+  args.push_back("true");
+  auto tried = ChildProcess::Start({.program = launcher_.front(),
+                                    .args = std::move(args),
+                                    .log_path = dir_.path() + "/unshare.log"});
+  if (!tried.ok()) return false;
+  const auto end = tried->Wait(absl::Seconds(20));
+  return end.ok() && *end == "exit status 0";
 }
 
 std::string SmallSchema(const std::string& name) {

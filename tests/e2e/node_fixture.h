@@ -102,6 +102,10 @@ class NodeTest : public ::testing::Test {
   // One whose prefill of a long module takes long enough to be interrupted.
   void UseSlowModel();
   void UseModelFile(const std::string& path) { model_path_ = path; }
+  // Servers that are started from now on run as in containers: each in PID, IPC
+  // and mount namespaces of its own, where it is process 1. False: not to be
+  // had here. Their ChildProcess is the launcher: SIGKILL reaches the server.
+  bool UseContainers();
 
   const std::string& dir() const { return dir_.path(); }
   const std::string& model_path() const { return model_path_; }
@@ -110,6 +114,7 @@ class NodeTest : public ::testing::Test {
   TempDir dir_;
   std::string model_path_;
   worker::TinyLlamaSpec spec_;
+  std::vector<std::string> launcher_;
   int num_workers_ = 0;
   int num_daemons_ = 0;
   std::string daemon_address_;
