@@ -110,8 +110,8 @@ class Engine {
   const std::function<void()>* body_ = nullptr;
   unsigned char* shared_ = nullptr;
   uint64_t random_ = 0;
-  void* asan_stack_bottom_ = nullptr;
-  size_t asan_stack_bytes_ = 0;
+  [[maybe_unused]] void* asan_stack_bottom_ = nullptr;
+  [[maybe_unused]] size_t asan_stack_bytes_ = 0;
 };
 
 }  // namespace promptcache::gpu::emu

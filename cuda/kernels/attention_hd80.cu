@@ -1,0 +1,8 @@
+#include "cuda/kernels/attention_kernel.cuh"
+
+namespace promptcache::gpu {
+
+template cudaError_t LaunchAttentionBlocks<80>(const AttentionParams&,
+                                               cudaStream_t);
+
+}  // namespace promptcache::gpu
