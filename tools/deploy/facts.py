@@ -80,6 +80,9 @@ class Facts:
             for v in VARIANTS}
         units = os.path.join(deploy, "systemd")
         self.units = {n: read(units, n) for n in sorted(os.listdir(units))}
+        self.loaded = re.search(
+            r'kLibrary\[\] = "(.*)"',
+            read(root, "cuda", "kernels", "cublas_lt_dlopen.cc"))[1]
         self.linked = {}  # program -> packages of the libraries it links
 
 

@@ -63,6 +63,15 @@ def images_and_build_agree(facts):
                f"{sorted(installed)}, copied {sorted(copied)}")
 
 
+def the_gpu_image_is_whole(facts):
+    build = " ".join(facts.containerfile.instructions("build", "RUN"))
+    if f"/{facts.loaded} " not in build.replace(";", " "):
+        yield f"Containerfile: {facts.loaded}, which the worker loads, is not there"
+    copied = " ".join(facts.containerfile.instructions("worker-cuda", "COPY"))
+    if "/out/cuda/" not in copied:
+        yield "Containerfile: worker-cuda is without what the worker loads"
+
+
 def ports_agree(facts):
     for pod in pods(facts):
         port = int(pod.flag("listen").rpartition(":")[2])
@@ -245,9 +254,10 @@ def packages_are_those_linked(facts):
         yield f"Containerfile: nobody links {', '.join(sorted(spare))}"
 
 
-RULES = [flags_exist, images_are_built, images_and_build_agree, ports_agree,
-         selectors_match, memory_suffices, draining_fits, folders_are_mounted,
-         users_agree, gpus_are_for_workers, threads_are_limited,
+RULES = [flags_exist, images_are_built, images_and_build_agree,
+         the_gpu_image_is_whole, ports_agree, selectors_match,
+         memory_suffices, draining_fits, folders_are_mounted, users_agree,
+         gpus_are_for_workers, threads_are_limited,
          packages_are_those_linked]
 
 

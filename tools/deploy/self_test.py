@@ -51,6 +51,10 @@ PLANTED = [
     ("images_are_built", lambda f: setattr(f, "version", "9.9.9")),
     ("images_and_build_agree", lambda f: in_build(
         f, " build/bin/promptcache-worker", "")),
+    ("the_gpu_image_is_whole", lambda f: setattr(
+        f, "loaded", "libcublasLt.so.14")),
+    ("the_gpu_image_is_whole", lambda f: f.containerfile.stages[
+        "worker-cuda"][1].pop(0)),
     ("ports_agree", lambda f: put(
         worker(f).container["readinessProbe"]["grpc"], "port", 7071)),
     ("ports_agree", lambda f: edit_flags(
