@@ -28,8 +28,9 @@ function(promptcache_binary name)
 endfunction()
 
 # promptcache_test(NAME SRCS ... DEPS ... LABELS ...): one gtest binary a layer.
+# PREFIX: before the names of tests that several binaries have.
 function(promptcache_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;PREFIX" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
@@ -39,6 +40,7 @@ function(promptcache_test name)
   promptcache_binary(${name} SRCS ${ARG_SRCS}
     DEPS ${ARG_DEPS} promptcache::test_support GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
+    TEST_PREFIX "${ARG_PREFIX}"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT})
   # gtest_discover_tests keeps only the first of several labels.
   set(labels_file "${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake")
