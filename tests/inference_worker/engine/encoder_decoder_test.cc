@@ -1,14 +1,12 @@
-// T5 on the CPU: against the oracle in double precision, and what its results
-// must not depend on (ARCHITECTURE section 4), for every set of kernels that
-// runs here.
+// T5: against the oracle in double precision, and what its results
+// must not depend on (ARCHITECTURE section 4), on every
+// backend that runs here.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "inference_worker/cpu/kernels.h"
-#include "inference_worker/engine/cpu_backend.h"
 #include "inference_worker/engine/self_check.h"
 #include "tests/inference_worker/engine/tiny_model.h"
 #include "tests/inference_worker/engine/tiny_t5.h"
@@ -46,9 +44,9 @@ class EncoderDecoderTest : public ::testing::TestWithParam<std::string> {
  protected:
   std::unique_ptr<Backend> Make(const ModelFile& file, uint32_t threads = 2,
                                 uint32_t page_tokens = 16) {
-    auto backend = CreateCpuBackend(file, {.num_threads = threads,
-                                           .kernels = GetParam(),
-                                           .page_tokens = page_tokens});
+    auto backend = MakeTestBackend(
+        file,
+        {.name = GetParam(), .threads = threads, .page_tokens = page_tokens});
     PC_EXPECT_OK(backend);
     return *std::move(backend);
   }
@@ -147,7 +145,7 @@ TEST_P(EncoderDecoderTest, AnyNumberOfThreadsAndAnyPageSize) {
   const Logits expected = RunPlan(*Make(*file, 1, 16), Passes::kOne, 420);
   EXPECT_TRUE(
       SameBits(RunPlan(*Make(*file, 3, 16), Passes::kOne, 420), expected));
-  for (const uint32_t page_tokens : {1u, 5u, 64u}) {
+  for (const uint32_t page_tokens : TestPageSizes()) {
     EXPECT_TRUE(SameBits(
         RunPlan(*Make(*file, 2, page_tokens), Passes::kOne, 420), expected))
         << page_tokens;
@@ -250,7 +248,7 @@ TEST_P(EncoderDecoderTest, TheSelfCheckFindsASegmentThatIsNotRead) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, EncoderDecoderTest,
-                         ::testing::ValuesIn(cpu::Kernels::Runnable()),
+                         ::testing::ValuesIn(TestBackends()),
                          [](const auto& test) { return test.param; });
 
 TEST(GgufOfT5Test, WhatIsNotKnownIsRefused) {
@@ -276,7 +274,7 @@ TEST(GgufOfT5Test, WhatIsNotKnownIsRefused) {
 
 TEST(EncoderOutputTest, IsTheEncodersAlone) {
   const auto file = TinyT5();
-  const auto backend = *CreateCpuBackend(*file, {.num_threads = 2});
+  const auto backend = *MakeTestBackend(*file, {});
   const Ids ids = Tokens(40, 6);
   std::vector<float> output;
   PC_ASSERT_OK(backend->EncoderOutput(ids, &output));

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "inference_worker/cpu/kernels.h"
 #include "inference_worker/engine/private_span.h"
 #include "tests/inference_worker/engine/tiny_model.h"
 #include "tests/support/oracle_tolerance.h"
@@ -147,7 +146,7 @@ TEST_P(EngineOracleTest, AModuleOnePlaceOffIsFarBeyondTheTolerance) {
   EXPECT_GT(ErrorOf(ThreeSegments(), off_by_one, plan), 1.5 * kOracleTolerance);
 }
 
-const ModelAndKernels kModels[] = {
+const std::vector<ModelAndKernels> kModels = {
     {"Odd", OddSpec()},
     {"OneHead",
      {.layers = 1,
@@ -184,10 +183,18 @@ const ModelAndKernels kModels[] = {
       .embedding_type = TensorType::kF16}},
 };
 
+std::vector<ModelAndKernels> ModelsThatRunHere() {
+  std::vector<ModelAndKernels> models;
+  for (const ModelAndKernels& model : kModels) {
+    if (TestBackendsHave(model.spec.head_dim)) models.push_back(model);
+  }
+  return models;
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, EngineOracleTest,
-    ::testing::Combine(::testing::ValuesIn(kModels),
-                       ::testing::ValuesIn(cpu::Kernels::Runnable())),
+    ::testing::Combine(::testing::ValuesIn(ModelsThatRunHere()),
+                       ::testing::ValuesIn(TestBackends())),
     [](const auto& test) {
       return std::get<0>(test.param).name + "_" + std::get<1>(test.param);
     });

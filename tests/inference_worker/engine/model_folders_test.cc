@@ -8,10 +8,9 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "inference_worker/cpu/kernels.h"
-#include "inference_worker/engine/cpu_backend.h"
 #include "inference_worker/engine/self_check.h"
 #include "inference_worker/engine/vector_check.h"
+#include "tests/inference_worker/engine/test_backends.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_files.h"
 
@@ -33,8 +32,8 @@ std::vector<std::string> ModelFolders() {
 }
 
 std::vector<std::string> KernelNames() {
-  const std::string fastest = cpu::Kernels::Runnable().front();
-  if (fastest == "portable") return {fastest};
+  const std::string fastest = TestBackends().front();
+  if (TestBackends().size() == 1) return {fastest};
   return {"portable", fastest};
 }
 
@@ -52,10 +51,10 @@ class ModelFolderTest
     auto file = OpenModelFile(folder, {});
     PC_ASSERT_OK(file);
     config_ = (*file)->config();
-    auto backend = CreateCpuBackend(**file, {.kernels = kernels});
+    auto backend = MakeTestBackend(**file, {.name = kernels});
     PC_ASSERT_OK(backend);
     backend_ = *std::move(backend);
-    pages_ = *PrivatePages::Create(backend_->layout(), 16 << 20);
+    pages_ = Pool(*backend_, (16 << 20) / backend_->layout().page_bytes());
   }
 
   void ExpectAllPass(const char* file) {

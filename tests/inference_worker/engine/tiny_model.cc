@@ -4,7 +4,6 @@
 #include <random>
 #include <utility>
 
-#include "inference_worker/engine/cpu_backend.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_files.h"
 
@@ -20,21 +19,13 @@ std::unique_ptr<ModelFile> TinyModelFile(const TinyLlamaSpec& spec) {
 }
 
 std::unique_ptr<Backend> TinyBackend(const TinyBackendOptions& options) {
-  auto backend = CreateCpuBackend(*TinyModelFile(options.spec),
-                                  {.num_threads = options.threads,
-                                   .kernels = options.kernels,
-                                   .numerics = options.numerics,
-                                   .page_tokens = options.page_tokens});
+  auto backend = MakeTestBackend(*TinyModelFile(options.spec),
+                                 {.name = options.kernels,
+                                  .threads = options.threads,
+                                  .page_tokens = options.page_tokens,
+                                  .numerics = options.numerics});
   PC_EXPECT_OK(backend);
   return *std::move(backend);
-}
-
-std::unique_ptr<PrivatePages> Pool(const Backend& backend, uint64_t num_pages) {
-  // A stride may be up to a cache line more than a page.
-  const uint64_t page_bytes = backend.layout().page_bytes() + 64;
-  auto pool = PrivatePages::Create(backend.layout(), num_pages * page_bytes);
-  PC_EXPECT_OK(pool);
-  return *std::move(pool);
 }
 
 std::vector<int32_t> RandomIds(size_t count, uint32_t seed, uint32_t vocab) {

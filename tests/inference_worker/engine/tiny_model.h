@@ -10,6 +10,7 @@
 #include "inference_worker/engine/numerics.h"
 #include "inference_worker/engine/private_pages.h"
 #include "inference_worker/model/model_file.h"
+#include "tests/inference_worker/engine/test_backends.h"
 #include "tests/support/gguf_writer.h"
 
 namespace promptcache::worker {
@@ -46,9 +47,6 @@ struct TinyBackendOptions {
   Numerics numerics = Numerics::kExact;
 };
 std::unique_ptr<Backend> TinyBackend(const TinyBackendOptions& options = {});
-
-std::unique_ptr<PrivatePages> Pool(const Backend& backend,
-                                   uint64_t num_pages = 256);
 
 // Random ids, a function of the seed.
 std::vector<int32_t> RandomIds(size_t count, uint32_t seed,
