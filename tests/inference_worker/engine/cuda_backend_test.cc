@@ -1,0 +1,228 @@
+#include "inference_worker/engine/cuda_backend.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "inference_worker/engine/private_span.h"
+#include "tests/inference_worker/engine/test_gpu.h"
+#include "tests/inference_worker/engine/tiny_model.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Ids = std::span<const int32_t>;
+using Logits = std::vector<float>;
+
+double RelativeDifference(const Logits& a, const Logits& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double error = 0;
+  double size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    size += double{b[i]} * b[i];
+  }
+  return std::sqrt(error / size);
+}
+
+std::unique_ptr<Backend> TinyCudaBackend(const TinyLlamaSpec& spec,
+                                         CudaBackendOptions options) {
+  options.device = TestGpu();
+  auto backend = CreateCudaBackend(*TinyModelFile(spec), options);
+  PC_EXPECT_OK(backend);
+  return *std::move(backend);
+}
+
+class CudaBackendTest : public ::testing::Test {
+ protected:
+  static std::unique_ptr<Backend> Make(bool invariant = false,
+                                       bool graphs = true) {
+    return TinyCudaBackend(
+        HeadSpec(),
+        {.batch_invariant = invariant, .invariant_rows = 16, .graphs = graphs});
+  }
+  // Heads of a size that GPUs have, too.
+  static TinyLlamaSpec HeadSpec() {
+    TinyLlamaSpec spec = OddSpec();
+    spec.layers = 2;
+    spec.heads = 3;
+    spec.kv_heads = 1;
+    spec.head_dim = 64;
+    return spec;
+  }
+  // All logits of `ids` in passes of `chunks` rows (the last one repeats).
+  static Logits RunChunked(Backend& backend, PrivateSpan& span, Ids ids,
+                           const std::vector<size_t>& chunks) {
+    Logits all;
+    Logits logits;
+    for (size_t first = 0, i = 0; first < ids.size(); ++i) {
+      const size_t count =
+          std::min(chunks[std::min(i, chunks.size() - 1)], ids.size() - first);
+      PC_EXPECT_OK(span.Run(backend, ids.subspan(first, count), {},
+                            LogitsWanted::kAll, &logits));
+      all.insert(all.end(), logits.begin(), logits.end());
+      first += count;
+    }
+    return all;
+  }
+  static Logits RunAlone(Backend& backend, Ids ids,
+                         const std::vector<size_t>& chunks = {100000}) {
+    auto pool = Pool(backend);
+    PrivateSpan span(*pool, 0);
+    return RunChunked(backend, span, ids, chunks);
+  }
+};
+
+TEST_F(CudaBackendTest, SaysWhatItIs) {
+  const auto backend = Make();
+  EXPECT_THAT(backend->numerics(),
+              ::testing::MatchesRegex("exact/cuda-sm[0-9]+"));
+  EXPECT_EQ(Make(/*invariant=*/true)->numerics(),
+            backend->numerics() + "-invariant");
+  EXPECT_EQ(backend->vocab_size(), 333u);
+  EXPECT_EQ(backend->layout().head_dim, 64u);
+}
+
+TEST_F(CudaBackendTest, RefusesWhatItCannotRun) {
+  const auto refusal = [](const TinyLlamaSpec& spec,
+                          CudaBackendOptions options) {
+    options.device = TestGpu();
+    return CreateCudaBackend(*TinyModelFile(spec), options).status();
+  };
+  TinyLlamaSpec spec = HeadSpec();
+  spec.head_dim = 48;
+  EXPECT_THAT(refusal(spec, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("head_dim 48"), HasSubstr("128"))));
+  EXPECT_THAT(
+      refusal(HeadSpec(), {.page_tokens = 5}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("powers of two")));
+  EXPECT_THAT(
+      refusal(HeadSpec(), {.numerics = Numerics::kFast}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use exact")));
+}
+
+TEST_F(CudaBackendTest, ARefusedPassSaysWhy) {
+  const auto backend = Make();
+  auto pool = Pool(*backend);
+  const std::vector<int32_t> bad = {1, 333};
+  PrivateSpan span(*pool, 0);
+  Logits logits;
+  EXPECT_THAT(span.Run(*backend, bad, {}, LogitsWanted::kLast, &logits),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("333")));
+  PC_EXPECT_OK(backend->Forward({}, &logits));
+  EXPECT_TRUE(logits.empty());
+}
+
+// A pass of a shape is run, then recorded, then replayed; what it reads moves
+// on from page to page.
+TEST_F(CudaBackendTest, RecordedDecodingGivesTheSameBits) {
+  const std::vector<int32_t> ids = RandomIds(75, 3);
+  const std::vector<size_t> chunks = {40, 1};
+  EXPECT_TRUE(SameBits(RunAlone(*Make(false, /*graphs=*/true), ids, chunks),
+                       RunAlone(*Make(false, /*graphs=*/false), ids, chunks)));
+}
+
+// The graph of one batch must not serve another one's rows.
+TEST_F(CudaBackendTest, RecordedBatchesFollowTheirRows) {
+  const auto recorded = Make(false, true);
+  const auto direct = Make(false, false);
+  auto pool = Pool(*recorded);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::vector<int32_t>> texts;
+    std::vector<PrivateSpan> a, b;
+    std::vector<RowGroup> groups_a, groups_b;
+    a.reserve(3);
+    b.reserve(3);
+    Logits ignored, got, want;
+    for (uint32_t i = 0; i < 3; ++i) {
+      texts.push_back(RandomIds(6 + i, 10 * static_cast<uint32_t>(round) + i));
+    }
+    for (const auto& text : texts) {
+      const Ids ids(text);
+      for (auto* spans : {&a, &b}) {
+        PrivateSpan& span = spans->emplace_back(*pool, 0);
+        PC_ASSERT_OK(span.Run(*direct, ids.first(ids.size() - 1), {},
+                              LogitsWanted::kNone, &ignored));
+        (spans == &a ? groups_a : groups_b)
+            .push_back(*span.Append(ids.last(1), {}, LogitsWanted::kLast));
+      }
+    }
+    PC_ASSERT_OK(recorded->Forward(groups_a, &got));
+    PC_ASSERT_OK(direct->Forward(groups_b, &want));
+    EXPECT_TRUE(SameBits(got, want)) << round;
+  }
+}
+
+TEST_F(CudaBackendTest, InvariantRowsDoNotDependOnChunksOrBatch) {
+  const auto backend = Make(/*invariant=*/true);
+  const std::vector<int32_t> ids = RandomIds(90, 1);
+  const Logits whole = RunAlone(*backend, ids);
+  for (const auto& chunks : {std::vector<size_t>{1, 7, 64, 3}, {33}, {60, 1}}) {
+    EXPECT_TRUE(SameBits(RunAlone(*backend, ids, chunks), whole));
+  }
+  auto pool = Pool(*backend);
+  const std::vector<int32_t> other = RandomIds(21, 2);
+  PrivateSpan a(*pool, 0);
+  PrivateSpan b(*pool, 0);
+  const RowGroup groups[] = {*a.Append(other, {}, LogitsWanted::kNone),
+                             *b.Append(ids, {}, LogitsWanted::kAll)};
+  Logits among;
+  PC_ASSERT_OK(backend->Forward(groups, &among));
+  EXPECT_TRUE(SameBits(among, whole));
+}
+
+TEST_F(CudaBackendTest, CachedOrComputedInThePassIsTheSameWhenInvariant) {
+  const auto backend = Make(/*invariant=*/true);
+  auto pool = Pool(*backend);
+  const std::vector<int32_t> module_ids = RandomIds(50, 5);
+  const std::vector<int32_t> fresh_ids = RandomIds(9, 6);
+  Logits apart, together, ignored;
+  PrivateSpan module(*pool, 0);
+  PrivateSpan fresh(*pool, 300);
+  PC_ASSERT_OK(
+      module.Run(*backend, module_ids, {}, LogitsWanted::kNone, &ignored));
+  const KvView seen = module.PlacedAt(200);
+  PC_ASSERT_OK(
+      fresh.Run(*backend, fresh_ids, {&seen, 1}, LogitsWanted::kAll, &apart));
+  PrivateSpan module2(*pool, 0);
+  PrivateSpan fresh2(*pool, 300);
+  std::vector<RowGroup> groups = {
+      *module2.Append(module_ids, {}, LogitsWanted::kNone)};
+  KvView also_seen = groups[0].own;
+  also_seen.position_offset = 200;
+  groups.push_back(
+      *fresh2.Append(fresh_ids, {&also_seen, 1}, LogitsWanted::kAll));
+  PC_ASSERT_OK(backend->Forward(groups, &together));
+  EXPECT_TRUE(SameBits(apart, together));
+}
+
+// Without the option only the last bits may differ.
+TEST_F(CudaBackendTest, OtherModesDifferByRoundingAlone) {
+  const std::vector<int32_t> ids = RandomIds(60, 8);
+  const Logits invariant = RunAlone(*Make(true), ids);
+  EXPECT_LT(RelativeDifference(RunAlone(*Make(false), ids, {25, 1}), invariant),
+            0.01);
+  EXPECT_LT(RelativeDifference(
+                RunAlone(*TinyCudaBackend(HeadSpec(), {.rotate_keys = true}),
+                         ids, {25, 1}),
+                invariant),
+            0.01);
+}
+
+TEST_F(CudaBackendTest, ManyLogitsAreComputedInBlocks) {
+  TinyLlamaSpec spec = HeadSpec();
+  spec.layers = 1;
+  const auto backend =
+      TinyCudaBackend(spec, {.batch_invariant = true, .invariant_rows = 16});
+  const std::vector<int32_t> ids = RandomIds(300, 4);
+  EXPECT_TRUE(
+      SameBits(RunAlone(*backend, ids), RunAlone(*backend, ids, {200})));
+}
+
+}  // namespace
+}  // namespace promptcache::worker
