@@ -37,6 +37,7 @@ void GenerateReactor::Start(absl::StatusOr<GenerationRequest> request) {
   const std::shared_ptr<GenerateReactor> self = self_;
   if (!request.ok()) return End(ToClientStatus(request.status()));
   prompt_ = request->prompt;
+  matched_ = request->matched;
   with_logprobs_ = request->top_logprobs > 0;
   // Full attention computes no module by itself, whatever the plan has.
   exactness_ = request->full_attention ? pml::Exactness::kExact
@@ -68,6 +69,7 @@ void GenerateReactor::OnStarted(const StartedEvent& event) {
   if (include_plan_) {
     SpansToProto(*prompt_->plan, event.spans, started->mutable_spans());
   }
+  if (matched_) started->set_matched_schema(prompt_->plan->schema);
   started->set_request_id(request_id_);
   for (const std::string& notice : event.notices) started->add_notices(notice);
   SetDuration(event.ttft, started->mutable_ttft());

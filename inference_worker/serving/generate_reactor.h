@@ -48,6 +48,7 @@ class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
   // Set by Start before the scheduler knows of the request.
   std::shared_ptr<const CompiledPrompt> prompt_;
   bool with_logprobs_ = false;
+  bool matched_ = false;
   pml::Exactness exactness_ = pml::Exactness::kModular;
 
   Mutex cancel_mu_;

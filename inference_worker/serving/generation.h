@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,6 +34,11 @@ struct ModulePolicy {
 // the cache of compiled prompts and the requests that use it.
 struct CompiledPrompt {
   std::shared_ptr<const pml::Plan> plan;
+  // A prompt without schema, cut into anonymous modules of so many tokens
+  // (prefix_plan.h); 0: another one.
+  int32_t chunk_tokens = 0;
+  // What the keys of more modules of the sequence are made with.
+  std::shared_ptr<const IdentityBase> identity_base;
   // Parallel to plan->modules.
   std::vector<ModuleIdentity> identities;
   std::vector<ModulePolicy> policies;
@@ -47,11 +53,16 @@ struct GenerationRequest {
   std::vector<std::string> stop;  // none empty
   CacheMode cache_mode = CacheMode::kReadWrite;
   bool full_attention = false;
+  // A text in which modules of the plan's schema were found.
+  bool matched = false;
   uint32_t top_logprobs = 0;
   bool ignore_eos = false;
   // Compute what others are encoding instead of waiting for it.
   bool pending_compute = false;
   uint32_t link_tokens = 0;
+  // Leave the prompt, and the answer when there is one, in the cache as
+  // anonymous modules with this policy. Only with chunk_tokens.
+  std::optional<ModulePolicy> retain;
   // Encode all modules of the plan into the cache and stop there.
   bool warm = false;
   // With `warm`: the prompt's policies replace those of modules that are in
@@ -68,6 +79,8 @@ struct Usage {
   uint32_t created_tokens = 0;
   uint32_t fresh_tokens = 0;
   uint32_t completion_tokens = 0;  // sampled, an end token included
+  // With `retain`: of prompt and answer, from the first token on, in the cache.
+  uint32_t retained_tokens = 0;
 };
 
 struct Timings {

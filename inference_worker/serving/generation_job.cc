@@ -43,7 +43,13 @@ GenerationJob::~GenerationJob() { Release(); }
 void GenerationJob::MakeExecution() {
   PlanExecution::Options options;
   options.full_attention = request.full_attention;
-  options.link_tokens = request.link_tokens;
+  // In a prefix chain every token saw all before it: nothing is to be linked.
+  if (request.prompt->chunk_tokens == 0) {
+    options.link_tokens = request.link_tokens;
+  }
+  if (!request.full_attention) {
+    options.chunk_tokens = static_cast<uint32_t>(request.prompt->chunk_tokens);
+  }
   options.decoder_start = decoder_start_;
   options.max_new_tokens = request.warm ? 0 : room_;
   execution_ = std::make_unique<PlanExecution>(request.prompt->plan,
@@ -167,7 +173,7 @@ void GenerationJob::Sample(std::span<const float> logits) {
   Emit(tokens_.Next(logits));
   sampled = true;
   if (state == State::kDecode && tokens_.finished()) {
-    Finish(absl::OkStatus());
+    Complete();
   } else if (!tokens_.finished()) {
     execution_->Append(std::span(tokens_.generated()).last(1));
   }
@@ -193,7 +199,54 @@ void GenerationJob::StartDecoding() {
     for (TokenEvent& token : unsent_) sink->OnToken(std::move(token));
     unsent_.clear();
   }
-  if (request.warm || tokens_.finished()) Finish(absl::OkStatus());
+  if (request.warm || tokens_.finished()) Complete();
+}
+
+void GenerationJob::Complete() {
+  if (request.retain.has_value() && !request.full_attention) {
+    state = State::kRetaining;
+  } else {
+    Finish(absl::OkStatus());
+  }
+}
+
+GenerationJob::Tail GenerationJob::TailToRetain() const {
+  Tail tail;
+  const pml::Plan& plan = *request.prompt->plan;
+  tail.first_chunk = plan.modules.size();
+  tail.pages = execution_->WholeTailChunks();
+  const auto chunk = static_cast<size_t>(request.prompt->chunk_tokens);
+  const size_t chunks = tail.first_chunk + tail.pages.size() *
+                                               pages_->layout().page_tokens /
+                                               chunk;
+  for (const pml::PlanSpan& span : plan.spans) {
+    tail.tokens.insert(tail.tokens.end(), span.tokens.begin(),
+                       span.tokens.end());
+  }
+  const std::vector<int32_t>& answer = tokens_.generated();
+  tail.tokens.insert(tail.tokens.end(), answer.begin(), answer.end());
+  tail.tokens.resize(chunks * chunk);
+  return tail;
+}
+
+void GenerationJob::FinishRetained(const RetainedTail& tail) {
+  retained_chunks_ = tail.chunks;
+  if (!tail.notice.empty()) modules.AddNotice(tail.notice);
+  Finish(absl::OkStatus());
+}
+
+uint32_t GenerationJob::CountRetained(uint32_t tail_chunks) const {
+  if (!request.retain.has_value()) return 0;
+  const auto chunk = static_cast<uint32_t>(request.prompt->chunk_tokens);
+  uint32_t count = 0;
+  for (size_t i = 0; i < modules.sources.size(); ++i) {
+    const StateSource source = SourceOf(i);
+    if (source != StateSource::kRead && source != StateSource::kCreated) {
+      return count * chunk;
+    }
+    ++count;
+  }
+  return (count + tail_chunks) * chunk;
 }
 
 StateSource GenerationJob::SourceOf(size_t module) const {
@@ -222,6 +275,8 @@ std::vector<SpanReport> GenerationJob::Spans() const {
 
 std::vector<MissReport> GenerationJob::Misses() const {
   std::vector<MissReport> misses;
+  // Nobody said that a prompt without schema is there.
+  if (request.prompt->chunk_tokens > 0) return misses;
   for (size_t i = 0; i < modules.sources.size(); ++i) {
     if (modules.sources[i] == ModuleSource::kUnused ||
         modules.sources[i] == ModuleSource::kRead ||
@@ -252,6 +307,7 @@ Usage GenerationJob::CurrentUsage() const {
     return result;
   }
   result.prompt_tokens = static_cast<uint32_t>(plan.num_tokens);
+  result.retained_tokens = CountRetained(retained_chunks_);
   const std::vector<SpanReport> spans = Spans();
   std::vector<uint32_t> linked(spans.size(), 0);
   for (const SpanPart& part : execution_->parts()) {

@@ -13,18 +13,19 @@
 #include "inference_worker/serving/generation.h"
 #include "inference_worker/serving/module_acquisition.h"
 #include "inference_worker/serving/plan_execution.h"
+#include "inference_worker/serving/prefix_retention.h"
 #include "inference_worker/serving/token_stream.h"
 
 namespace promptcache::worker {
 
 // One request while the scheduler has it.
 //
-//   kQueued → kAcquiring → kPrefill → kCommitting → kDecode → kDone
-//                 ↑           ↑            ↓
+//   kQueued → kAcquiring → kPrefill → kCommitting → kDecode → (kRetaining) →
+//                 ↑           ↑            ↓                          kDone
 //                 |           └── kWaiting ┘   (modules that others encode)
 //                 └── Restart: from anywhere before kDone, back to kQueued
 //
-// In kAcquiring, kCommitting and kWaiting (blocked()) a task on the executor
+// In kAcquiring, kCommitting, kWaiting and kRetaining a task on the executor
 // has `modules`, and the scheduler leaves them alone.
 //
 // Restart gives everything back and computes the request again without the
@@ -41,6 +42,7 @@ class GenerationJob {
     kCommitting,
     kWaiting,
     kDecode,
+    kRetaining,  // answered; the answer's states are put into the cache
     kDone,
   };
 
@@ -68,6 +70,16 @@ class GenerationJob {
   void Sample(std::span<const float> logits);
   // Prefill is done and committed: events may flow.
   void StartDecoding();
+  // With `retain`, the tail that is to be kept: the sequence's tokens up to its
+  // last whole chunk, the tail's first chunk and its whole chunks' pages.
+  struct Tail {
+    std::vector<int32_t> tokens;
+    size_t first_chunk = 0;
+    std::span<const std::byte* const> pages;
+  };
+  Tail TailToRetain() const;
+  // The end of kRetaining.
+  void FinishRetained(const RetainedTail& tail);
   // Tells the sink. Resources go back now, or when the executor's task is back
   // (Release).
   void Finish(const absl::Status& status);
@@ -75,10 +87,6 @@ class GenerationJob {
   // Gives lease, reservations and pages back.
   void Release();
 
-  bool blocked() const {
-    return state == State::kAcquiring || state == State::kCommitting ||
-           state == State::kWaiting;
-  }
   bool wants_cache() const {
     return !private_only_ && !request.full_attention &&
            request.cache_mode != CacheMode::kBypass &&
@@ -108,6 +116,9 @@ class GenerationJob {
   uint64_t AllModulePages() const;
   void MakeExecution();
   void Emit(TokenEvent event);
+  // The answer is complete.
+  void Complete();
+  uint32_t CountRetained(uint32_t tail_chunks) const;
   StateSource SourceOf(size_t module) const;
   std::vector<SpanReport> Spans() const;
   std::vector<MissReport> Misses() const;
@@ -124,6 +135,7 @@ class GenerationJob {
   // Pages ran out after the cache was asked: next time all are taken first.
   bool reserve_all_ = false;
   bool fresh_queued_ = false;
+  uint32_t retained_chunks_ = 0;  // of the tail
   bool started_ = false;
   std::vector<TokenEvent> unsent_;
   absl::Time decode_begin_;

@@ -50,7 +50,12 @@ absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
   PC_ASSIGN_OR_RETURN(GenerationRequest out, ToGenerationRequest(request));
   PC_ASSIGN_OR_RETURN(const PromptForm form, ToPromptForm(request.prompt()));
   PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(request.layout()));
-  PC_ASSIGN_OR_RETURN(out.prompt, compiler_->Compile(form, layout));
+  PC_ASSIGN_OR_RETURN(const MatchMode match, ToMatch(request.match()));
+  PC_ASSIGN_OR_RETURN(out.prompt, compiler_->Compile(form, layout, match));
+  PC_RETURN_IF_ERROR(CheckRetain(out));
+  out.matched = std::holds_alternative<PlainText>(form) &&
+                out.prompt->chunk_tokens == 0 &&
+                !out.prompt->plan->schema.empty();
   out.arrival = arrival;
   out.deadline = deadline;
   out.compile_time = absl::Now() - begin;
@@ -83,8 +88,9 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(
         PC_ASSIGN_OR_RETURN(const PromptForm form,
                             ToPromptForm(request->prompt()));
         PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(request->layout()));
+        PC_ASSIGN_OR_RETURN(const MatchMode match, ToMatch(request->match()));
         PC_ASSIGN_OR_RETURN(const auto prompt,
-                            compiler_->Compile(form, layout));
+                            compiler_->Compile(form, layout, match));
         const pml::Plan& plan = *prompt->plan;
         response->set_prompt_tokens(static_cast<uint32_t>(plan.num_tokens));
         response->set_cacheable_tokens(

@@ -212,7 +212,10 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
   SetAllPrivate(request, &set);
   if (plan.modules.empty()) return set;
   CacheClient::AcquireArgs args;
-  args.reserve_missing = request.cache_mode == CacheMode::kReadWrite;
+  // A prompt without schema stays only when it is told to.
+  args.reserve_missing =
+      request.cache_mode == CacheMode::kReadWrite &&
+      (request.prompt->chunk_tokens == 0 || request.retain.has_value());
   args.want_page_sums = options.verify != VerifyMode::kNever;
   args.schema = plan.schema;
   args.isolation_domain = request.isolation_domain;
@@ -280,7 +283,9 @@ int CommitModules(const GenerationRequest& request,
   std::vector<CommitModule> commits;
   for (size_t i : indices) {
     const AcquiredModule& module = set->lease->modules()[i];
-    const ModulePolicy& policy = request.prompt->policies[i];
+    const ModulePolicy& policy = request.retain.has_value()
+                                     ? *request.retain
+                                     : request.prompt->policies[i];
     CommitModule commit;
     commit.reservation_id = module.reservation_id;
     for (const std::byte* page : module.read_pages) {

@@ -294,6 +294,18 @@ KvView PlanExecution::CachedPartView(const SpanPart& part) const {
                     piece.offset + static_cast<int32_t>(part.first));
 }
 
+KvView PlanExecution::FreshPartView(const SpanPart& part,
+                                    uint32_t tail_used) const {
+  const int32_t start =
+      plan_->spans[part.span].start + static_cast<int32_t>(part.first);
+  const bool chunks = options_.chunk_tokens > 0;
+  return {.pages = tail_.read.data(),
+          .first_token = tail_used,
+          .num_tokens = part.count,
+          .position_offset = chunks ? 0 : start,
+          .local_position = chunks ? start : 0};
+}
+
 void PlanExecution::ComputeFull() {
   Run run;
   run.tokens = flat_tokens_;
@@ -312,12 +324,14 @@ void PlanExecution::ComputeFresh() {
 
   uint32_t tail_used = 0;
   plan_views_.clear();
+  // Runs point into it while chunks of the answer are added.
+  if (options_.chunk_tokens > 0) {
+    plan_views_.reserve(parts_.size() + 1 +
+                        options_.max_new_tokens / options_.chunk_tokens);
+  }
   for (const SpanPart& part : parts_) {
-    const PlanSpan& span = plan_->spans[part.span];
-    const int32_t start = span.start + static_cast<int32_t>(part.first);
     if (part.kind == SpanKind::kFresh) {
-      plan_views_.push_back(
-          {tail_.read.data(), tail_used, part.count, start, 0});
+      plan_views_.push_back(FreshPartView(part, tail_used));
       tail_used += part.count;
       continue;
     }
@@ -331,7 +345,8 @@ void PlanExecution::ComputeFresh() {
     run = Run{};
     run.tokens = std::span<const int32_t>(plan_->spans[part.span].tokens)
                      .subspan(part.first, part.count);
-    run.position = plan_views_[i].position_offset;
+    run.position =
+        plan_views_[i].position_offset + plan_views_[i].local_position;
     run.visible = std::span<const KvView>(plan_views_).first(i);
     run.own = plan_views_[i];
     run.own.num_tokens = 0;
@@ -344,6 +359,8 @@ void PlanExecution::ComputeFresh() {
   if (!parts_.empty() && last_end == next_position_) {
     frame_ = run;
     frame_.own.num_tokens = static_cast<uint32_t>(run.tokens.size());
+    // It grows, and is seen when it is whole.
+    if (options_.chunk_tokens > 0) plan_views_.pop_back();
   } else {
     // Decoding goes on past positions that stand earlier in the plan.
     frame_ = Run{};
@@ -353,46 +370,22 @@ void PlanExecution::ComputeFresh() {
   }
 }
 
-// The next tokens of a segment, of which `in_segment` came before these.
-void PlanExecution::PushSegmentRun(std::span<const int32_t> tokens,
-                                   uint32_t in_segment, uint32_t* tail_used) {
-  const auto count = static_cast<uint32_t>(tokens.size());
-  const auto position = static_cast<int32_t>(in_segment);
-  plan_views_.push_back({tail_.read.data(), *tail_used, count, position, 0});
-  Run run;
-  run.tokens = tokens;
-  run.position = position;
-  run.own = plan_views_.back();
-  run.own.num_tokens = 0;
-  run.write_pages = tail_.write.data();
-  run.part = in_segment == 0 ? RowPart::kEncoder : RowPart::kEncoderContinued;
-  PushRun(run);
-  *tail_used += count;
+// The chunk that was filled is seen by those after it as a view.
+void PlanExecution::NextChunk() {
+  CHECK_LT(plan_views_.size(), plan_views_.capacity());
+  plan_views_.push_back(frame_.own);
+  frame_.visible = plan_views_;
+  frame_.own.first_token += options_.chunk_tokens;
+  frame_.own.local_position += static_cast<int32_t>(options_.chunk_tokens);
+  frame_.own.num_tokens = 0;
 }
 
-void PlanExecution::ComputeSegments() {
-  uint32_t tail_used = 0;
-  uint32_t in_segment = 0;
-  plan_views_.clear();
-  if (options_.full_attention) PushSegmentRun(flat_tokens_, 0, &tail_used);
-  for (const SpanPart& part : parts_) {
-    if (part.kind == SpanKind::kCached) {
-      plan_views_.push_back(CachedPartView(part));
-      in_segment = 0;
-      continue;
-    }
-    PushSegmentRun(plan_->spans[part.span].tokens, in_segment, &tail_used);
-    in_segment += part.count;
-  }
-  frame_ = Run{};
-  frame_.visible = plan_views_;
-  frame_.own = {tail_.read.data(), tail_used, 0, 0, 0};
-  frame_.write_pages = tail_.write.data();
-  Run start = frame_;
-  start.tokens = {&start_token_, 1};
-  start.logits = true;
-  PushRun(start);
-  frame_.own.num_tokens = 1;
+std::span<const std::byte* const> PlanExecution::WholeTailChunks() const {
+  const uint32_t chunk = options_.chunk_tokens;
+  if (chunk == 0 || chunk % layout_.page_tokens != 0) return {};
+  const size_t tokens = num_fresh_tokens_ + generated_.size() - rows_left_;
+  return std::span<const std::byte* const>(tail_.read)
+      .first(tokens / chunk * (chunk / layout_.page_tokens));
 }
 
 void PlanExecution::Append(std::span<const int32_t> tokens) {
@@ -402,12 +395,23 @@ void PlanExecution::Append(std::span<const int32_t> tokens) {
   generated_.insert(generated_.end(), tokens.begin(), tokens.end());
   // Only the last row of what is queued has a use for logits.
   if (!runs_.empty()) runs_.back().logits = false;
-  Run run = frame_;
-  run.tokens = std::span<const int32_t>(generated_).subspan(before);
-  run.position = next_position_ + static_cast<int32_t>(before);
-  run.logits = true;
-  PushRun(run);
-  frame_.own.num_tokens += static_cast<uint32_t>(tokens.size());
+  size_t first = before;
+  while (first < generated_.size()) {
+    size_t count = generated_.size() - first;
+    if (options_.chunk_tokens > 0) {
+      if (frame_.own.num_tokens == options_.chunk_tokens) NextChunk();
+      count = std::min<size_t>(count,
+                               options_.chunk_tokens - frame_.own.num_tokens);
+    }
+    Run run = frame_;
+    run.tokens = std::span<const int32_t>(generated_).subspan(first, count);
+    run.position = next_position_ + static_cast<int32_t>(first);
+    run.logits = false;
+    PushRun(run);
+    frame_.own.num_tokens += static_cast<uint32_t>(count);
+    first += count;
+  }
+  runs_.back().logits = true;
 }
 
 // Of a run, when there is room for so many; a segment is taken with its first

@@ -55,6 +55,10 @@ class PlanExecution {
     uint32_t link_tokens = 0;
     // Room for decoding.
     uint32_t max_new_tokens = 0;
+    // The plan is a prefix cut into modules of so many tokens (prefix_plan.h):
+    // fresh and generated tokens go on as such modules would, each a view of
+    // its own, keys rotated to where they stand. 0: another plan.
+    uint32_t chunk_tokens = 0;
     // Encoder-decoder models: what the decoder begins with. The plan is one
     // without contexts (segment_plan.h); each module, and each run of fresh
     // spans, is a segment of the encoder, and generated tokens, at positions
@@ -97,6 +101,9 @@ class PlanExecution {
   void Append(std::span<const int32_t> tokens);
 
   size_t rows_left() const { return rows_left_; }
+  // With chunk_tokens: the pages of the tail's whole chunks, all of whose rows
+  // were computed. Empty when a chunk is not whole pages.
+  std::span<const std::byte* const> WholeTailChunks() const;
   // Groups of the next rows, at most `max_rows`, or more when the first ones
   // are an encoder's segment; returns how many. Valid until the next non-const
   // call.
@@ -130,6 +137,8 @@ class PlanExecution {
                   std::vector<KvView>* views) const;
   void ZeroUnusedSlots(size_t module);
   KvView CachedPartView(const SpanPart& part) const;
+  KvView FreshPartView(const SpanPart& part, uint32_t tail_used) const;
+  void NextChunk();
   void ComputeFull();
   void PushSegmentRun(std::span<const int32_t> tokens, uint32_t in_segment,
                       uint32_t* tail_used);

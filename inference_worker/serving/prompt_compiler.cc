@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "inference_worker/serving/prefix_plan.h"
 #include "inference_worker/serving/segment_plan.h"
 #include "inference_worker/serving/warm_plan.h"
 
@@ -41,8 +42,9 @@ void HashItems(const std::vector<pml::StructuredItem>& items, Sha256* sha) {
   }
 }
 
-Digest KeyOf(const PromptForm& form, pml::Layout layout) {
+Digest KeyOf(const PromptForm& form, pml::Layout layout, MatchMode match) {
   Sha256 sha;
+  sha.Add("match", static_cast<uint64_t>(match));
   sha.Add("layout", static_cast<uint64_t>(layout));
   sha.Add("form", uint64_t{form.index()});
   if (const auto* pml_text = std::get_if<PmlText>(&form)) {
@@ -68,6 +70,7 @@ PromptCompiler::PromptCompiler(const Options& options,
                                const ChatTemplate& chat_template,
                                SchemaSource* source)
     : options_(options),
+      identity_base_(std::make_shared<IdentityBase>(options.identity)),
       tokenizer_(tokenizer),
       chat_template_(chat_template),
       source_(source) {}
@@ -129,6 +132,7 @@ PromptCompiler::GetSchema(const std::string& name) {
 
 void PromptCompiler::Invalidate(const std::string& name) {
   MutexLock lock(&mu_);
+  ++changes_;
   const auto it = schemas_.find(name);
   if (it == schemas_.end()) {
     // It may be on its way here.
@@ -141,6 +145,7 @@ void PromptCompiler::Invalidate(const std::string& name) {
 
 void PromptCompiler::InvalidateAll() {
   MutexLock lock(&mu_);
+  ++changes_;
   ++all_invalidations_;
   for (auto& [name, entry] : schemas_) entry.stale = true;
 }
@@ -150,8 +155,10 @@ int32_t PromptCompiler::EndId() const {
 }
 
 std::shared_ptr<const CompiledPrompt> PromptCompiler::WithKeys(
-    pml::Plan plan, const CompiledSchema* schema) const {
+    pml::Plan plan, const CompiledSchema* schema, int32_t chunk_tokens) const {
   auto prompt = std::make_shared<CompiledPrompt>();
+  prompt->chunk_tokens = chunk_tokens;
+  prompt->identity_base = identity_base_;
   if (options_.separate_segments) SeparateSegments(EndId(), &plan);
   prompt->identities = ModuleIdentities(plan, options_.identity);
   prompt->policies.resize(plan.modules.size());
@@ -167,9 +174,78 @@ std::shared_ptr<const CompiledPrompt> PromptCompiler::WithKeys(
   return prompt;
 }
 
-absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
-    const PromptForm& form, pml::Layout layout) {
+absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileSchemaPrompt(
+    const PromptForm& form, const pml::CompileOptions& options) {
   PromptEntry entry;
+  std::shared_ptr<const pml::Prompt> prompt;
+  if (const auto* text = std::get_if<PmlText>(&form)) {
+    PC_ASSIGN_OR_RETURN(prompt, pml::ParsePrompt(text->text, options_.limits));
+  } else {
+    PC_ASSIGN_OR_RETURN(prompt,
+                        pml::MakePrompt(std::get<pml::StructuredPrompt>(form),
+                                        options_.limits));
+  }
+  entry.schema = prompt->schema;
+  PC_ASSIGN_OR_RETURN(entry.compiled_schema, GetSchema(prompt->schema));
+  PC_ASSIGN_OR_RETURN(
+      pml::Plan plan,
+      pml::Compile(*entry.compiled_schema->schema, *prompt, options));
+  if (plan.spans.empty()) {
+    return absl::InvalidArgumentError("the prompt has no tokens");
+  }
+  entry.prompt = WithKeys(std::move(plan), entry.compiled_schema.get());
+  return entry;
+}
+
+std::shared_ptr<const PromptCompiler::Texts> PromptCompiler::RegisteredTexts() {
+  uint64_t changes = 0;
+  {
+    MutexLock lock(&mu_);
+    if (texts_ != nullptr && texts_changes_ == changes_) return texts_;
+    changes = changes_;
+  }
+  auto texts = std::make_shared<Texts>();
+  absl::StatusOr<std::vector<std::string>> names =
+      absl::UnavailableError("no registry");
+  if (source_ != nullptr) names = source_->List(options_.max_matched_schemas);
+  if (!names.ok()) {
+    MutexLock lock(&mu_);
+    return texts_ != nullptr ? texts_ : texts;  // what was known
+  }
+  for (const std::string& name : *names) {
+    const auto schema = GetSchema(name);
+    if (!schema.ok()) continue;  // of another model, or just gone
+    if (auto found = SchemaTexts::Create((*schema)->schema)) {
+      texts->push_back(std::move(found));
+    }
+  }
+  MutexLock lock(&mu_);
+  texts_ = texts;
+  texts_changes_ = changes;
+  return texts;
+}
+
+PromptCompiler::PromptEntry PromptCompiler::MatchText(
+    const std::string& text, const pml::CompileOptions& options) {
+  PromptEntry best;
+  for (const auto& schema : *RegisteredTexts()) {
+    auto prompt = schema->Find(text);
+    if (!prompt.has_value()) continue;
+    // A revision that came since may refuse it, or make something else of it.
+    auto entry = CompileSchemaPrompt(*std::move(prompt), options);
+    if (!entry.ok() || !IsPlanOf(*entry->prompt->plan, text, *tokenizer_)) {
+      continue;
+    }
+    if (best.prompt == nullptr || best.prompt->plan->num_cached_tokens <
+                                      entry->prompt->plan->num_cached_tokens) {
+      best = *std::move(entry);
+    }
+  }
+  return best;
+}
+
+absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
+    const PromptForm& form, pml::Layout layout, MatchMode match) {
   const int32_t room_for_end = EndId() >= 0 ? 1 : 0;
   const pml::CompileOptions options{
       .layout = layout,
@@ -178,29 +254,26 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
   absl::StatusOr<pml::Plan> plan = absl::InternalError("no form");
   if (const auto* plain = std::get_if<PlainText>(&form)) {
     plan = pml::CompileText(plain->text, *tokenizer_, options);
+    if (plan.ok() && match == MatchMode::kAuto && !options_.separate_segments) {
+      PromptEntry matched = MatchText(plain->text, options);
+      if (matched.prompt != nullptr) return matched;
+    }
   } else if (const auto* messages =
                  std::get_if<std::vector<pml::ChatMessage>>(&form)) {
     plan =
         pml::CompileMessages(*messages, *tokenizer_, chat_template_, options);
   } else {
-    std::shared_ptr<const pml::Prompt> prompt;
-    if (const auto* text = std::get_if<PmlText>(&form)) {
-      PC_ASSIGN_OR_RETURN(prompt,
-                          pml::ParsePrompt(text->text, options_.limits));
-    } else {
-      PC_ASSIGN_OR_RETURN(prompt,
-                          pml::MakePrompt(std::get<pml::StructuredPrompt>(form),
-                                          options_.limits));
-    }
-    entry.schema = prompt->schema;
-    PC_ASSIGN_OR_RETURN(entry.compiled_schema, GetSchema(prompt->schema));
-    plan = pml::Compile(*entry.compiled_schema->schema, *prompt, options);
+    return CompileSchemaPrompt(form, options);
   }
   PC_RETURN_IF_ERROR(plan.status());
   if (plan->spans.empty()) {
     return absl::InvalidArgumentError("the prompt has no tokens");
   }
-  entry.prompt = WithKeys(*std::move(plan), entry.compiled_schema.get());
+  PromptEntry entry;
+  const bool cut = match != MatchMode::kNone && !options_.separate_segments &&
+                   CutPrefix(&*plan);
+  entry.prompt =
+      WithKeys(*std::move(plan), nullptr, cut ? kPrefixChunkTokens : 0);
   return entry;
 }
 
@@ -219,25 +292,31 @@ absl::StatusOr<pml::Layout> PromptCompiler::ChooseLayout(
 }
 
 absl::StatusOr<std::shared_ptr<const CompiledPrompt>> PromptCompiler::Compile(
-    const PromptForm& form, std::optional<pml::Layout> wanted_layout) {
+    const PromptForm& form, std::optional<pml::Layout> wanted_layout,
+    MatchMode match) {
   PC_ASSIGN_OR_RETURN(const pml::Layout layout, ChooseLayout(wanted_layout));
-  const Digest key = KeyOf(form, layout);
+  const Digest key = KeyOf(form, layout, match);
   PromptEntry found;
+  uint64_t changes = 0;
   {
     MutexLock lock(&mu_);
+    changes = changes_;
     const auto it = by_key_.find(key);
     if (it != by_key_.end()) {
       prompts_.splice(prompts_.begin(), prompts_, it->second);
       found = *it->second;
     }
   }
-  if (found.prompt != nullptr) {
+  // Another schema may hold more of a text than what was found.
+  const bool known = match != MatchMode::kAuto || found.changes == changes;
+  if (found.prompt != nullptr && known) {
     if (found.compiled_schema == nullptr) return found.prompt;
     PC_ASSIGN_OR_RETURN(const auto schema, GetSchema(found.schema));
     if (schema == found.compiled_schema) return found.prompt;
   }
-  PC_ASSIGN_OR_RETURN(PromptEntry entry, CompileForm(form, layout));
+  PC_ASSIGN_OR_RETURN(PromptEntry entry, CompileForm(form, layout, match));
   entry.key = key;
+  entry.changes = changes;
   std::shared_ptr<const CompiledPrompt> prompt = entry.prompt;
   Keep(std::move(entry));
   return prompt;

@@ -19,6 +19,7 @@
 #include "common/pml/limits.h"
 #include "common/tokenizer.h"
 #include "inference_worker/serving/generation.h"
+#include "inference_worker/serving/text_match.h"
 
 namespace promptcache::worker {
 
@@ -37,6 +38,11 @@ class SchemaSource {
   virtual ~SchemaSource() = default;
   // The current revision. NotFound; Unavailable without a daemon.
   virtual absl::StatusOr<SchemaRecord> Fetch(const std::string& name) = 0;
+  // Names of at most `max_names` schemas, for MatchMode::kAuto; a source that
+  // cannot tell has none.
+  virtual absl::StatusOr<std::vector<std::string>> List(uint32_t) {
+    return std::vector<std::string>();
+  }
 };
 
 // A prompt in one of its forms.
@@ -45,6 +51,14 @@ struct PmlText {
 };
 struct PlainText {
   std::string text;
+};
+// What of a prompt without schema is looked for in the cache.
+enum class MatchMode {
+  kNone,    // nothing
+  kPrefix,  // its beginning, as far as some request left it there
+  // Texts of the registered modules: a plain text that contains some, behind
+  // all that they saw, becomes a prompt of their schema. Else as kPrefix.
+  kAuto,
 };
 using PromptForm = std::variant<PmlText, pml::StructuredPrompt, PlainText,
                                 std::vector<pml::ChatMessage>>;
@@ -60,6 +74,8 @@ class PromptCompiler {
     int32_t context_length = 0;
     // An encoder-decoder model: segment_plan.h.
     bool separate_segments = false;
+    // Schemas that MatchMode::kAuto looks at.
+    uint32_t max_matched_schemas = 256;
     pml::Limits limits;
     size_t max_prompts = 512;
     // Of all prompts that are kept, together.
@@ -79,8 +95,8 @@ class PromptCompiler {
   // unknown schema, or Unavailable when it is not known here and there is no
   // daemon to ask.
   absl::StatusOr<std::shared_ptr<const CompiledPrompt>> Compile(
-      const PromptForm& form, std::optional<pml::Layout> layout)
-      ABSL_LOCKS_EXCLUDED(mu_);
+      const PromptForm& form, std::optional<pml::Layout> layout,
+      MatchMode match = MatchMode::kPrefix) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<std::shared_ptr<const CompiledSchema>> GetSchema(
       const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // The modules of `paths` (empty: all) with all that they see, one prompt for
@@ -106,7 +122,8 @@ class PromptCompiler {
   };
   struct PromptEntry {
     Digest key;
-    std::string schema;  // "" without one
+    std::string schema;    // "" without one
+    uint64_t changes = 0;  // of the registry, known when it was compiled
     std::shared_ptr<const CompiledSchema> compiled_schema;
     std::shared_ptr<const CompiledPrompt> prompt;
   };
@@ -115,15 +132,24 @@ class PromptCompiler {
   absl::StatusOr<pml::Layout> ChooseLayout(
       std::optional<pml::Layout> wanted) const;
   absl::StatusOr<PromptEntry> CompileForm(const PromptForm& form,
-                                          pml::Layout layout);
+                                          pml::Layout layout, MatchMode match);
+  absl::StatusOr<PromptEntry> CompileSchemaPrompt(
+      const PromptForm& form, const pml::CompileOptions& options);
+  // The text as a prompt of the schema of which it holds most; no plan: none.
+  PromptEntry MatchText(const std::string& text,
+                        const pml::CompileOptions& options);
+  using Texts = std::vector<std::shared_ptr<const SchemaTexts>>;
+  std::shared_ptr<const Texts> RegisteredTexts() ABSL_LOCKS_EXCLUDED(mu_);
   // What ends a prompt; -1: nothing does.
   int32_t EndId() const;
   std::shared_ptr<const CompiledPrompt> WithKeys(
-      pml::Plan plan, const CompiledSchema* schema) const;
+      pml::Plan plan, const CompiledSchema* schema,
+      int32_t chunk_tokens = 0) const;
   void Keep(PromptEntry entry) ABSL_LOCKS_EXCLUDED(mu_);
   void Drop(PromptList::iterator it) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Options options_;
+  const std::shared_ptr<const IdentityBase> identity_base_;
   const Tokenizer* const tokenizer_;
   const ChatTemplate chat_template_;
   SchemaSource* const source_;
@@ -131,6 +157,10 @@ class PromptCompiler {
   mutable Mutex mu_;
   std::map<std::string, SchemaEntry> schemas_ ABSL_GUARDED_BY(mu_);
   uint64_t all_invalidations_ ABSL_GUARDED_BY(mu_) = 0;
+  // Of any kind; and texts_ is what there was when there were so many.
+  uint64_t changes_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t texts_changes_ ABSL_GUARDED_BY(mu_) = 0;
+  std::shared_ptr<const Texts> texts_ ABSL_GUARDED_BY(mu_);
   PromptList prompts_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Digest, PromptList::iterator> by_key_
       ABSL_GUARDED_BY(mu_);

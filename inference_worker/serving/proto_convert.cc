@@ -172,6 +172,31 @@ absl::StatusOr<PromptForm> ToPromptForm(const v1::Prompt& prompt) {
       "prompt", "is not set: give pml, structured, text or messages");
 }
 
+absl::StatusOr<MatchMode> ToMatch(v1::Match match) {
+  switch (match) {
+    case v1::MATCH_UNSPECIFIED:
+    case v1::MATCH_PREFIX:
+      return MatchMode::kPrefix;
+    case v1::MATCH_NONE:
+      return MatchMode::kNone;
+    case v1::MATCH_AUTO:
+      return MatchMode::kAuto;
+    default:
+      return rpc::InvalidFieldError("match", absl::StrCat("unknown: ", match));
+  }
+}
+
+absl::Status CheckRetain(const GenerationRequest& request) {
+  if (!request.retain.has_value() || request.prompt->chunk_tokens > 0) {
+    return absl::OkStatus();
+  }
+  return rpc::InvalidFieldError(
+      "retain",
+      "only for a prompt of text or messages that is cut into anonymous "
+      "modules: not with match none, nor where match auto found registered "
+      "ones, nor with an encoder-decoder. A schema keeps its modules itself");
+}
+
 absl::StatusOr<std::optional<pml::Layout>> ToLayout(v1::PlanLayout layout) {
   switch (layout) {
     case v1::PLAN_LAYOUT_UNSPECIFIED:
@@ -229,6 +254,9 @@ absl::StatusOr<GenerationRequest> ToGenerationRequest(
   out.ignore_eos = request.ignore_eos();
   out.pending_compute = request.pending_compute();
   out.link_tokens = request.link_tokens();
+  if (request.has_retain()) {
+    PC_ASSIGN_OR_RETURN(out.retain, ToModulePolicy(request.retain(), "retain"));
+  }
   return out;
 }
 
@@ -288,6 +316,7 @@ void ToProto(const Usage& usage, v1::Usage* out) {
   out->set_created_tokens(usage.created_tokens);
   out->set_fresh_tokens(usage.fresh_tokens);
   out->set_completion_tokens(usage.completion_tokens);
+  out->set_retained_tokens(usage.retained_tokens);
 }
 
 void SpansToProto(const pml::Plan& plan, const std::vector<SpanReport>& reports,

@@ -23,6 +23,9 @@ grpc::Status ToClientStatus(absl::Status status);
 // InvalidArgument, naming the field. Loops no deeper than gRPC's own limit.
 absl::StatusOr<PromptForm> ToPromptForm(const v1::Prompt& prompt);
 // None: what the model's default is.
+absl::StatusOr<MatchMode> ToMatch(v1::Match match);
+// InvalidArgument for a prompt that cannot be left in the cache as it is.
+absl::Status CheckRetain(const GenerationRequest& request);
 absl::StatusOr<std::optional<pml::Layout>> ToLayout(v1::PlanLayout layout);
 // All but prompt, deadline and arrival.
 absl::StatusOr<GenerationRequest> ToGenerationRequest(

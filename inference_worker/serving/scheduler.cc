@@ -177,7 +177,7 @@ bool Scheduler::WaitForWork(bool runnable) {
       absl::Time next = running_.empty() ? absl::InfiniteFuture()
                                          : absl::Now() + kLeaseCheckInterval;
       for (const Job& job : running_) {
-        if (job->state != State::kDone) {
+        if (job->state != State::kDone && job->state != State::kRetaining) {
           next = std::min(next, job->request.deadline);
         }
       }
@@ -249,7 +249,7 @@ void Scheduler::EndDoneJobs() {
 void Scheduler::CheckDeadlines() {
   const absl::Time now = absl::Now();
   const auto check = [&](const Job& job) {
-    if (job->state == State::kDone) return;
+    if (job->state == State::kDone || job->state == State::kRetaining) return;
     if (job->cancel->cancelled()) {
       Fail(job.get(), absl::CancelledError("cancelled by the caller"));
     } else if (now >= job->request.deadline) {
@@ -301,7 +301,11 @@ void Scheduler::AdmitQueued() {
       StartAcquire(job);
     } else {
       ModuleSet set = PrivateModules(job->request);
-      if (refused) set.AddNotice(options_.no_reuse);
+      // Who asked for nothing to be kept or read need not be told.
+      if (refused && (job->request.prompt->chunk_tokens == 0 ||
+                      job->request.retain.has_value())) {
+        set.AddNotice(options_.no_reuse);
+      }
       OnAcquired(job, std::move(set));
     }
   }
@@ -371,8 +375,32 @@ void Scheduler::StageDone(const Job& job) {
   } else if (job->modules.HasPending()) {
     StartWait(job);
   } else {
-    job->StartDecoding();
+    StartDecoding(job);
   }
+}
+
+void Scheduler::StartDecoding(const Job& job) {
+  job->StartDecoding();
+  if (job->state == State::kRetaining) StartRetain(job);
+}
+
+// The answer has been sent, but for its end.
+void Scheduler::StartRetain(const Job& job) {
+  if (client_ == nullptr || !options_.no_reuse.empty() ||
+      job->request.cache_mode != CacheMode::kReadWrite) {
+    job->FinishRetained({.notice = "the answer was not kept: no cache"});
+    return;
+  }
+  auto tail = std::make_shared<RetainedTail>();
+  const absl::Time deadline = absl::Now() + options_.commit_timeout;
+  RunBlocking(
+      job,
+      [this, job, tail, deadline] {
+        const GenerationJob::Tail kept = job->TailToRetain();
+        *tail = RetainTail(client_, job->request, acquisition_.layout,
+                           kept.tokens, kept.first_chunk, kept.pages, deadline);
+      },
+      [job, tail] { job->FinishRetained(*tail); });
 }
 
 void Scheduler::StartCommit(const Job& job) {
@@ -397,7 +425,7 @@ void Scheduler::StartCommit(const Job& job) {
           StartWait(job);
           return;
         }
-        job->StartDecoding();
+        StartDecoding(job);
       });
 }
 

@@ -124,6 +124,8 @@ class Scheduler {
   void StartCommit(const Job& job);
   void StartWait(const Job& job);
   void AfterBegin(const Job& job);
+  void StartDecoding(const Job& job);
+  void StartRetain(const Job& job);
   void RestartJob(GenerationJob* job, const std::string& notice);
   // Runs `task` on the executor and `then` on the scheduler's thread.
   void RunBlocking(const Job& job, std::function<void()> task,

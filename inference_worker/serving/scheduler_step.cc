@@ -128,6 +128,7 @@ void Scheduler::FinishShare(const Share& share, std::span<const float> logits) {
   rows_ += share.rows;
   job->execution()->Advance(share.rows);
   if (share.logit_rows > 0) job->Sample(logits);
+  if (job->state == State::kRetaining) StartRetain(SharedJob(job));
   if (job->state == State::kPrefill &&
       (job->sampled || job->execution()->rows_left() == 0)) {
     StageDone(SharedJob(job));

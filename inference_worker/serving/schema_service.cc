@@ -121,4 +121,20 @@ absl::StatusOr<SchemaRecord> RegistrySchemaSource::Fetch(
   return ToSchemaRecord(schema);
 }
 
+absl::StatusOr<std::vector<std::string>> RegistrySchemaSource::List(
+    uint32_t max_names) {
+  std::vector<std::string> names;
+  v1::ListSchemasRequest request;
+  do {
+    request.set_page_size(std::min<uint32_t>(100, max_names));
+    PC_ASSIGN_OR_RETURN(const v1::ListSchemasResponse response,
+                        registry_->ListSchemas(request));
+    for (const v1::Schema& schema : response.schemas()) {
+      if (names.size() < max_names) names.push_back(schema.name());
+    }
+    request.set_page_token(response.next_page_token());
+  } while (!request.page_token().empty() && names.size() < max_names);
+  return names;
+}
+
 }  // namespace promptcache::worker

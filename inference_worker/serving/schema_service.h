@@ -51,6 +51,7 @@ class RegistrySchemaSource final : public SchemaSource {
   explicit RegistrySchemaSource(RegistryClient* registry)
       : registry_(registry) {}
   absl::StatusOr<SchemaRecord> Fetch(const std::string& name) override;
+  absl::StatusOr<std::vector<std::string>> List(uint32_t max_names) override;
 
  private:
   RegistryClient* const registry_;

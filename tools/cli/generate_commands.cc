@@ -8,6 +8,7 @@
 #include "tools/cli/app.h"
 #include "tools/cli/cli_status.h"
 #include "tools/cli/plan_text.h"
+#include "tools/cli/policy_flags.h"
 #include "tools/cli/prompt_flags.h"
 #include "tools/cli/proto_json.h"
 #include "tools/cli/terminal.h"
@@ -26,6 +27,9 @@ struct GenerateFlags {
   std::vector<std::string> stop;
   std::string cache_mode = "read-write";
   std::string attention = "plan";
+  std::string match = "prefix";
+  bool retain = false;
+  std::string retain_ttl;
   bool show_plan = false, ignore_eos = false, pending_compute = false;
 };
 
@@ -55,6 +59,14 @@ absl::StatusOr<v1::GenerateRequest> Request(const GenerateFlags& flags) {
   request.set_pending_compute(flags.pending_compute);
   request.set_include_plan(flags.show_plan);
   request.set_link_tokens(flags.link_tokens);
+  request.set_match(flags.match == "none"   ? v1::MATCH_NONE
+                    : flags.match == "auto" ? v1::MATCH_AUTO
+                                            : v1::MATCH_PREFIX);
+  if (flags.retain || !flags.retain_ttl.empty()) request.mutable_retain();
+  if (!flags.retain_ttl.empty()) {
+    auto ttl = SetTtl(flags.retain_ttl, request.mutable_retain());
+    if (!ttl.ok()) return ttl;
+  }
   return request;
 }
 
@@ -67,6 +79,15 @@ void PrintUsage(const v1::Started& started, const v1::Completed& done) {
       usage.prompt_tokens(), usage.cached_tokens(), usage.created_tokens(),
       usage.fresh_tokens(),
       EnumWord(v1::Exactness_descriptor(), done.exactness()));
+  if (!started.matched_schema().empty()) {
+    std::cerr << "  modules of schema " << started.matched_schema()
+              << " were found in the text\n";
+  }
+  if (usage.retained_tokens() > 0) {
+    std::cerr << absl::StreamFormat(
+        "  %d tokens of prompt and answer stay in the cache\n",
+        usage.retained_tokens());
+  }
   for (const auto& miss : started.misses()) {
     std::cerr << absl::StreamFormat(
         "  miss: %s, %d tokens (%s)\n",
@@ -250,6 +271,23 @@ void AddGenerate(CLI::App* app, const Globals* globals, Action* action) {
                    "cached: what there would be without modules")
       ->check(CLI::IsMember({"plan", "full"}))
       ->capture_default_str()
+      ->group("Cache");
+  command
+      ->add_option("--match", flags->match,
+                   "of a prompt without schema: prefix: its beginning, when "
+                   "some request retained it; auto: of a text also registered "
+                   "modules that stand in it; none")
+      ->check(CLI::IsMember({"none", "prefix", "auto"}))
+      ->capture_default_str()
+      ->group("Cache");
+  command
+      ->add_flag("--retain", flags->retain,
+                 "leave a prompt without schema, and its answer, in the cache "
+                 "for prompts that go on from there")
+      ->group("Cache");
+  command
+      ->add_option("--retain-ttl", flags->retain_ttl,
+                   "--retain, and for how long after the last use: 90s, 10m")
       ->group("Cache");
   command
       ->add_option("--link-tokens", flags->link_tokens,

@@ -15,6 +15,7 @@ namespace promptcache::worker {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
 
@@ -28,6 +29,15 @@ class FakeSource final : public SchemaSource {
     if (it == records.end()) return absl::NotFoundError("no such schema");
     return it->second;
   }
+  absl::StatusOr<std::vector<std::string>> List(uint32_t max_names) override {
+    ++lists;
+    if (down) return absl::UnavailableError("cache daemon unavailable");
+    std::vector<std::string> names;
+    for (const auto& [name, record] : records) {
+      if (names.size() < max_names) names.push_back(name);
+    }
+    return names;
+  }
   void Put(const std::string& name, const std::string& body) {
     SchemaRecord& record = records[name];
     record.name = name;
@@ -37,6 +47,7 @@ class FakeSource final : public SchemaSource {
 
   std::map<std::string, SchemaRecord> records;
   int fetches = 0;
+  int lists = 0;
   bool down = false;
 };
 
@@ -236,6 +247,124 @@ TEST(WarmPlanTest, AModuleGoesWithAllThatItSaw) {
   EXPECT_EQ(part.modules[2].context[0].module, 1);
   EXPECT_EQ(part.modules[1].context[0].module, 0);
   EXPECT_EQ(part.modules[2].pieces, plan->modules[3].pieces);
+}
+
+constexpr char kRules[] =
+    "Rules of the house: nobody may smoke, shout or run in here. ";
+constexpr char kMap[] = "The map shows a river, two bridges and an old mill. ";
+
+class TextMatchTest : public PromptCompilerTest {
+ protected:
+  TextMatchTest() {
+    source_.Put("house", std::string("Welcome! <module name=\"rules\">") +
+                             kRules + "</module><module name=\"map\">" + kMap +
+                             "</module><module name=\"tiny\">no</module>");
+  }
+  std::shared_ptr<const CompiledPrompt> Match(
+      const std::string& text, MatchMode match = MatchMode::kAuto) {
+    auto prompt =
+        compiler_->Compile(PlainText{text}, pml::Layout::kCompact, match);
+    EXPECT_THAT(prompt, IsOk());
+    return *prompt;
+  }
+  static std::vector<std::string> Names(const CompiledPrompt& prompt) {
+    std::vector<std::string> names;
+    for (const pml::PlanSpan& span : prompt.plan->spans) {
+      names.push_back(span.kind == pml::SpanKind::kCached ? span.name : "text");
+    }
+    return names;
+  }
+};
+
+TEST_F(TextMatchTest, ModulesAreFoundWhereTheyStand) {
+  const auto prompt = Match(std::string("Welcome! Look: ") + kMap + "and " +
+                            kRules + "So what?");
+  EXPECT_EQ(prompt->plan->schema, "house");
+  EXPECT_THAT(Names(*prompt),
+              ElementsAre("", "text", "map", "text", "rules", "text"));
+  EXPECT_EQ(prompt->plan->exactness, pml::Exactness::kModular);
+  // The keys are those of a prompt that imports them.
+  const auto imported = Pml("<map/><rules/>", "house");
+  PC_ASSERT_OK(imported);
+  for (const ModuleIdentity& id : (*imported)->identities) {
+    EXPECT_THAT(prompt->identities,
+                Contains(::testing::Field(&ModuleIdentity::key, id.key)));
+  }
+  EXPECT_EQ(prompt->chunk_tokens, 0);
+}
+
+TEST_F(TextMatchTest, WithoutItsContextAModuleIsText) {
+  for (const std::string& text :
+       {std::string(kMap) + "Where?", std::string("Welcome? ") + kMap}) {
+    const auto prompt = Match(text);
+    EXPECT_NE(prompt->plan->schema, "house") << text;
+    EXPECT_EQ(prompt->chunk_tokens, 64);
+  }
+}
+
+TEST_F(TextMatchTest, AnythingButTheExactTextIsText) {
+  std::string changed = kMap;
+  changed[10] = 'X';
+  EXPECT_NE(Match("Welcome! " + changed)->plan->schema, "house");
+  EXPECT_NE(Match("Welcome! no")->plan->schema, "house");  // too short
+}
+
+TEST_F(TextMatchTest, OnlyWhenItIsAskedFor) {
+  const std::string text = std::string("Welcome! ") + kMap;
+  EXPECT_NE(Match(text, MatchMode::kPrefix)->plan->schema, "house");
+  EXPECT_NE(Match(text, MatchMode::kNone)->plan->schema, "house");
+  EXPECT_EQ(Match(text)->plan->schema, "house");
+}
+
+TEST_F(TextMatchTest, AModuleTwiceIsReadOnce) {
+  const auto prompt = Match(std::string("Welcome! ") + kMap + kMap);
+  EXPECT_THAT(Names(*prompt), ElementsAre("", "map", "text"));
+}
+
+TEST_F(TextMatchTest, TheSchemaThatGivesMostIsTaken) {
+  source_.Put("small",
+              std::string("<module name=\"map\">") + kMap + "</module>");
+  compiler_->InvalidateAll();
+  const std::string both = std::string("Welcome! ") + kMap + kRules;
+  EXPECT_EQ(Match(both)->plan->schema, "house");
+  EXPECT_EQ(Match(kMap)->plan->schema, "small");
+}
+
+TEST_F(TextMatchTest, WhatPromptsOfASchemaAddIsNeverAdded) {
+  source_.Put("more", std::string("Oh. <module name=\"map\">") + kMap +
+                          "</module>And a text behind it.");
+  source_.Put("chat", std::string("<user><module name=\"map\">") + kMap +
+                          "</module></user>");
+  compiler_->InvalidateAll();
+  for (const std::string& text :
+       {std::string("Oh. ") + kMap, std::string(kMap)}) {
+    const std::string schema = Match(text)->plan->schema;
+    EXPECT_NE(schema, "more");
+    EXPECT_NE(schema, "chat");
+  }
+}
+
+TEST_F(TextMatchTest, SchemasAreListedWhenTheyHaveChanged) {
+  Match(std::string("Welcome! ") + kMap);
+  Match(std::string("Welcome! ") + kRules);
+  EXPECT_EQ(source_.lists, 1);
+  source_.Put("new", std::string("<module name=\"r\">") + kRules + "</module>");
+  compiler_->Invalidate("new");
+  EXPECT_EQ(Match(std::string(kRules) + "?")->plan->schema, "new");
+  EXPECT_EQ(source_.lists, 2);
+  // The very text that was compiled without it, too.
+  const std::string text = std::string(kRules) + "...";
+  source_.records.erase("new");
+  compiler_->Invalidate("new");
+  EXPECT_NE(Match(text)->plan->schema, "new");
+  source_.Put("new", std::string("<module name=\"r\">") + kRules + "</module>");
+  compiler_->Invalidate("new");
+  EXPECT_EQ(Match(text)->plan->schema, "new");
+  EXPECT_EQ(source_.lists, 4);
+  // Without a registry what was known goes on being found.
+  source_.down = true;
+  compiler_->Invalidate("other");
+  EXPECT_EQ(Match(std::string(kRules) + "!")->plan->schema, "new");
 }
 
 }  // namespace

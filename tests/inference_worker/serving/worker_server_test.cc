@@ -289,6 +289,10 @@ TEST_F(WorkerServerTest, BadFieldsAreNamed) {
   bad["stop"].add_stop("");
   bad["cache_mode"] = Pml("x");
   bad["cache_mode"].set_cache_mode(static_cast<v1::CacheMode>(9));
+  bad["match"] = Pml("x");
+  bad["match"].set_match(static_cast<v1::Match>(9));
+  bad["retain"] = Pml("x");  // a schema says what is kept
+  bad["retain"].mutable_retain();
   for (const auto& [field, request] : bad) {
     const absl::Status status = StatusOf(Generate(request));
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -375,6 +379,30 @@ TEST_F(WorkerServerTest, WarmingStreamsProgress) {
     EXPECT_EQ(response.already_cached(), already);
   }
   EXPECT_EQ(Generate(Pml("<m/>x")).completed.usage().created_tokens(), 0u);
+}
+
+TEST_F(WorkerServerTest, ATextIsReadAsFarAsItWasRetained) {
+  v1::GenerateRequest request;
+  std::string text;
+  for (int i = 0; i < 30; ++i) text += "line " + std::to_string(i) + ". ";
+  request.mutable_prompt()->set_text(text);
+  request.set_max_tokens(70);
+  request.set_ignore_eos(true);
+  request.mutable_retain()->mutable_ttl()->set_seconds(60);
+  const Answer first = Generate(request);
+  ASSERT_TRUE(first.status.ok());
+  const v1::Usage& usage = first.completed.usage();
+  EXPECT_GT(usage.created_tokens(), 64u);
+  EXPECT_EQ(usage.retained_tokens(), (usage.prompt_tokens() + 69) / 64 * 64);
+  EXPECT_EQ(first.completed.exactness(), v1::EXACTNESS_EXACT);
+  request.clear_retain();
+  request.mutable_prompt()->set_text(text + first.text + "?");
+  const Answer second = Generate(request);
+  EXPECT_GE(second.completed.usage().cached_tokens(), usage.created_tokens());
+  request.set_match(v1::MATCH_NONE);
+  const Answer none = Generate(request);
+  EXPECT_EQ(none.completed.usage().cached_tokens(), 0u);
+  EXPECT_EQ(none.text, second.text);
 }
 
 TEST_F(WorkerServerTest, CountsWithoutComputing) {

@@ -1,0 +1,301 @@
+// Prompts without schema, and conversations, on a real engine.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <utility>
+
+#include "common/page_sum.h"
+#include "inference_worker/engine/cpu_backend.h"
+#include "inference_worker/model/model_file.h"
+#include "inference_worker/serving/prefix_plan.h"
+#include "inference_worker/serving/prompt_compiler.h"
+#include "inference_worker/tokenizer/bpe_tokenizer.h"
+#include "tests/inference_worker/serving/serving_fixture.h"
+#include "tests/support/gguf_writer.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/test_files.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Loaded once: packing the weights is most of a test's time.
+struct TinyModel {
+  TinyModel() {
+    const std::string path = dir.path() + "/tiny.gguf";
+    WriteTinyLlama(path, {});
+    file = *OpenModelFile(path, {});
+    tokenizer = *CreateTokenizer(file->vocabulary());
+    backend = *CreateCpuBackend(*file, {.num_threads = 2});
+  }
+  TempDir dir;
+  std::unique_ptr<ModelFile> file;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<Backend> backend;
+};
+
+class PrefixReuseTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { model_ = new TinyModel(); }
+  static void TearDownTestSuite() {
+    delete model_;
+    model_ = nullptr;
+  }
+
+  PrefixReuseTest() : cache_(model_->backend->layout()) {
+    PromptCompiler::Options options;
+    options.identity.tokenizer_digest = model_->tokenizer->digest();
+    options.identity.layout = model_->backend->layout();
+    options.context_length = 2048;
+    compiler_ = std::make_unique<PromptCompiler>(
+        options, model_->tokenizer.get(), *ChatTemplate::FromName("chatml"),
+        nullptr);
+    client_ = cache_.NewClient();
+    Start(16 << 20, {});
+  }
+  ~PrefixReuseTest() override {
+    EXPECT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(20)));
+    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
+    scheduler_.reset();
+    EXPECT_EQ(cache_.counters().live_leases, 0u);
+    EXPECT_EQ(cache_.counters().live_reservations, 0u);
+    EXPECT_EQ(cache_.counters().bad_sums, 0u);
+  }
+
+  void Start(uint64_t tail_bytes, const Scheduler::Options& options,
+             CacheClient* client = nullptr) {
+    scheduler_.reset();
+    pages_ = *PrivatePages::Create(model_->backend->layout(), tail_bytes);
+    scheduler_ = *Scheduler::Create(options, model_->backend.get(),
+                                    pages_.get(), model_->tokenizer.get(),
+                                    client != nullptr ? client : client_.get());
+  }
+  GenerationRequest Make(const PromptForm& form, uint32_t max_tokens = 5,
+                         MatchMode match = MatchMode::kPrefix) {
+    GenerationRequest request;
+    auto prompt = compiler_->Compile(form, pml::Layout::kCompact, match);
+    EXPECT_THAT(prompt, IsOk());
+    request.prompt = *prompt;
+    request.max_tokens = max_tokens;
+    request.ignore_eos = true;
+    request.top_logprobs = 2;
+    return request;
+  }
+  GenerationRequest Retaining(const PromptForm& form, uint32_t max_tokens = 5) {
+    GenerationRequest request = Make(form, max_tokens);
+    request.retain = ModulePolicy{.ttl = absl::Seconds(90)};
+    return request;
+  }
+  // A prompt of these very tokens: what an answer's text would be rendered to.
+  GenerationRequest MakeTokens(const std::vector<int32_t>& tokens,
+                               uint32_t max_tokens = 5) {
+    GenerationRequest request = Make(PlainText{"x"}, max_tokens);
+    auto prompt = std::make_shared<CompiledPrompt>(*request.prompt);
+    pml::Plan plan;
+    plan.spans.push_back({.tokens = tokens});
+    plan.num_tokens = static_cast<int32_t>(tokens.size());
+    plan.next_position = plan.num_tokens;
+    plan.exactness = pml::Exactness::kExact;
+    EXPECT_TRUE(CutPrefix(&plan));
+    prompt->identities = ModuleIdentities(plan, *prompt->identity_base);
+    prompt->policies.resize(plan.modules.size());
+    prompt->plan = std::make_shared<const pml::Plan>(std::move(plan));
+    request.prompt = std::move(prompt);
+    return request;
+  }
+  CompletedEvent Run(GenerationRequest request) {
+    auto sink = std::make_shared<RecordingSink>();
+    PC_EXPECT_OK(scheduler_->Submit(std::move(request), sink));
+    EXPECT_TRUE(sink->WaitDone());
+    PC_EXPECT_OK(sink->status());
+    tokens_ = sink->tokens();
+    started_ = sink->started();
+    return sink->completed();
+  }
+  static GenerationRequest Bypass(GenerationRequest request) {
+    request.cache_mode = CacheMode::kBypass;
+    request.retain.reset();
+    return request;
+  }
+  static std::vector<int32_t> TokensOf(const GenerationRequest& request) {
+    std::vector<int32_t> tokens;
+    for (const pml::PlanSpan& span : request.prompt->plan->spans) {
+      tokens.insert(tokens.end(), span.tokens.begin(), span.tokens.end());
+    }
+    return tokens;
+  }
+  static std::string Words(int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+      text += "word " + std::to_string(i * 37 % 101) + " of a text, ";
+    }
+    return text;
+  }
+
+  static TinyModel* model_;
+  FakeCache cache_;
+  std::unique_ptr<PromptCompiler> compiler_;
+  std::unique_ptr<PrivatePages> pages_;
+  std::unique_ptr<CacheClient> client_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<int32_t> tokens_;
+  StartedEvent started_;
+};
+
+TinyModel* PrefixReuseTest::model_ = nullptr;
+
+TEST_F(PrefixReuseTest, NothingStaysUnlessItIsRetained) {
+  const auto done = Run(Make(PlainText{Words(30)}));
+  EXPECT_EQ(cache_.num_modules(), 0u);
+  EXPECT_EQ(done.usage.cached_tokens + done.usage.created_tokens, 0u);
+  EXPECT_EQ(done.usage.fresh_tokens, done.usage.prompt_tokens);
+  EXPECT_EQ(done.usage.retained_tokens, 0u);
+  EXPECT_THAT(started_.misses, IsEmpty());
+}
+
+TEST_F(PrefixReuseTest, ALongerPromptReadsWhatAShorterOneLeft) {
+  const std::string text = Words(30);
+  const auto first = Run(Retaining(PlainText{text}));
+  const uint32_t n = first.usage.prompt_tokens;
+  ASSERT_GT(n, 200u);
+  EXPECT_EQ(first.usage.created_tokens, (n - 1) / 64 * 64);
+  EXPECT_EQ(first.usage.retained_tokens, (n + 4) / 64 * 64);
+  for (const CommitModule& module : cache_.committed()) {
+    EXPECT_EQ(module.schema, kPrefixSchema);
+    EXPECT_EQ(module.ttl, absl::Seconds(90));
+  }
+  const GenerationRequest longer = Make(PlainText{text + "and then some more"});
+  const auto second = Run(longer);
+  EXPECT_EQ(second.usage.cached_tokens, (n - 1) / 64 * 64);
+  EXPECT_EQ(second.usage.created_tokens, 0u);
+  EXPECT_EQ(longer.prompt->plan->exactness, pml::Exactness::kExact);
+  EXPECT_EQ(second.logits_sha256, Run(Bypass(longer)).logits_sha256);
+  // Another beginning has nothing of it.
+  EXPECT_EQ(Run(Make(PlainText{"Oh, " + text})).usage.cached_tokens, 0u);
+  // Nor has a prompt that wants no match.
+  const auto unmatched = Run(Make(PlainText{text}, 5, MatchMode::kNone)).usage;
+  EXPECT_EQ(unmatched.cached_tokens, 0u);
+}
+
+TEST_F(PrefixReuseTest, AnAnswerThatWasRetainedIsReadBitForBit) {
+  const GenerationRequest first = Retaining(PlainText{Words(9)}, 200);
+  const auto done = Run(first);
+  std::vector<int32_t> tokens = TokensOf(first);
+  tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+  // The last token was sampled and not computed.
+  const auto whole = static_cast<uint32_t>((tokens.size() - 1) / 64 * 64);
+  EXPECT_EQ(done.usage.retained_tokens, whole);
+  ASSERT_GT(whole, done.usage.prompt_tokens + 64);
+
+  tokens.insert(tokens.end(), {5, 6, 7});
+  const auto next = Run(MakeTokens(tokens));
+  EXPECT_EQ(next.usage.cached_tokens, whole);
+  const auto bypassed = Run(Bypass(MakeTokens(tokens)));
+  EXPECT_EQ(bypassed.usage.cached_tokens, 0u);
+  EXPECT_EQ(next.logits_sha256, bypassed.logits_sha256);
+}
+
+TEST_F(PrefixReuseTest, StatesOfAnAnswerAreThoseOfAPrompt) {
+  // The same sequence, once generated, once as a prompt: the same bytes.
+  const GenerationRequest first = Retaining(PlainText{Words(9)}, 150);
+  Run(first);
+  std::vector<int32_t> tokens = TokensOf(first);
+  tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+  std::map<std::string, std::vector<uint64_t>> generated;
+  for (const CommitModule& m : cache_.committed()) {
+    generated[m.path] = m.page_sums;
+  }
+  FakeCache other(model_->backend->layout());
+  const auto other_client = other.NewClient();
+  Start(16 << 20, {.step_tokens = 50}, other_client.get());
+  GenerationRequest again = MakeTokens(tokens);
+  again.retain.emplace();
+  Run(again);
+  size_t compared = 0;
+  for (const CommitModule& m : other.committed()) {
+    if (!generated.contains(m.path)) continue;
+    EXPECT_EQ(m.page_sums, generated[m.path]) << m.path;
+    ++compared;
+  }
+  EXPECT_GE(compared, 4u);
+  Start(16 << 20, {});  // before `other` goes
+}
+
+TEST_F(PrefixReuseTest, AConversationGoesOnWhereItWas) {
+  std::vector<pml::ChatMessage> chat = {{"system", Words(12)},
+                                        {"user", "First question, and why?"}};
+  Run(Retaining(chat, 20));
+  chat.push_back({"assistant", "An answer."});
+  chat.push_back({"user", Words(8)});
+  const GenerationRequest second = Retaining(chat, 20);
+  const auto done = Run(second);
+  EXPECT_GE(done.usage.cached_tokens, 64u);
+  EXPECT_GT(done.usage.created_tokens, 0u);
+  EXPECT_EQ(done.logits_sha256, Run(Bypass(second)).logits_sha256);
+  const auto repeated = Run(Make(chat, 20));
+  EXPECT_EQ(repeated.usage.cached_tokens,
+            done.usage.cached_tokens + done.usage.created_tokens);
+  EXPECT_EQ(repeated.logits_sha256, done.logits_sha256);
+}
+
+TEST_F(PrefixReuseTest, ShortPromptsRetainTheirAnswers) {
+  const auto done = Run(Retaining(PlainText{"Hi"}, 150));
+  EXPECT_EQ(done.usage.created_tokens, 0u);
+  EXPECT_EQ(done.usage.retained_tokens,
+            (done.usage.prompt_tokens + 149) / 64 * 64);
+}
+
+TEST_F(PrefixReuseTest, WhatCannotBeKeptIsToldAndTheAnswerComes) {
+  cache_.SetNoMemory(true);
+  auto done = Run(Retaining(PlainText{"Hi"}, 150));
+  EXPECT_EQ(done.usage.retained_tokens, 0u);
+  EXPECT_THAT(done.notices, Contains(HasSubstr("no memory")));
+  cache_.SetNoMemory(false);
+  cache_.SetDown(true);
+  done = Run(Retaining(PlainText{"Hi"}, 150));
+  EXPECT_EQ(done.usage.retained_tokens, 0u);
+  EXPECT_THAT(done.notices, Contains(HasSubstr("not kept")));
+  cache_.SetDown(false);
+  GenerationRequest bypass = Retaining(PlainText{"Hi"}, 150);
+  bypass.cache_mode = CacheMode::kBypass;
+  EXPECT_EQ(Run(bypass).usage.retained_tokens, 0u);
+}
+
+TEST_F(PrefixReuseTest, FullAttentionIsTheSameUpToRounding) {
+  GenerationRequest full = Make(PlainText{Words(30)}, 8);
+  Run(full);
+  const auto cut = tokens_;
+  full.full_attention = true;
+  Run(full);
+  EXPECT_EQ(tokens_, cut);
+}
+
+TEST_F(PrefixReuseTest, RealRequestsWaitForATinyPoolAndNoneIsDropped) {
+  // Room for one request and a half.
+  const GenerationRequest one = Make(PlainText{Words(12)}, 40);
+  const KvLayout& layout = model_->backend->layout();
+  const auto tokens = static_cast<uint64_t>(one.prompt->plan->num_tokens) + 40;
+  const auto alone = Run(Bypass(one));
+  Start((layout.PagesFor(tokens) + 1) * 3 / 2 *
+            ((layout.page_bytes() + 63) / 64 * 64),
+        {.step_tokens = 32});
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (int i = 0; i < 6; ++i) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    PC_ASSERT_OK(scheduler_->Submit(Bypass(one), sinks.back()));
+  }
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->WaitDone());
+    PC_EXPECT_OK(sink->status());
+    EXPECT_EQ(sink->completed().logits_sha256, alone.logits_sha256);
+  }
+}
+
+}  // namespace
+}  // namespace promptcache::worker
