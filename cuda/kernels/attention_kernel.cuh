@@ -58,7 +58,10 @@ __device__ __forceinline__ void MultiplyKeys(
   for (int n = 0; n < Block::kColumns / 2; ++n) {
     if (n * 16 >= tokens) break;  // short views cost steps of 16 tokens
     const int row = Block::FirstToken() + n * 16 + lane % 8 + (lane >> 4) * 8;
-#pragma unroll
+    // Without registers for queries there are none for many loads at once.
+    constexpr int kUnroll =
+        Block::Shape::kQueriesInRegisters ? Block::kSteps : 4;
+#pragma unroll kUnroll
     for (int step = 0; step < Block::kSteps; ++step) {
       uint32_t k[4];
       LoadMatrix(k, Block::Rows::Chunk(tile, row, 2 * step + (lane >> 3 & 1)));

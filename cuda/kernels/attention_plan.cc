@@ -388,8 +388,13 @@ void Builder::AssignStates() {
       item_rows_[use.item_row].state = static_cast<int32_t>(num_states_++);
     }
   }
-  std::stable_partition(items_.begin(), items_.end(),
-                        [](const Item& item) { return item.large; });
+  std::vector<Item> ordered;  // the large ones first
+  for (bool large : {true, false}) {
+    for (const Item& item : items_) {
+      if (item.large == large) ordered.push_back(item);
+    }
+  }
+  items_ = std::move(ordered);
   for (const Item& item : items_) {
     ++(item.large ? grid_.large_items : grid_.small_items);
   }

@@ -274,7 +274,7 @@ __device__ __forceinline__ Mass TopPMass(const RowState& row,
   return whole == 0 ? 1 : whole;
 }
 
-__global__ void __launch_bounds__(kMaxThreads)
+__global__ void __launch_bounds__(kMaxThreads, 1)
     SamplingKernel(SamplingParams p) {
   __shared__ Scratch scratch;
   const SamplingRow options = p.rows[blockIdx.x];

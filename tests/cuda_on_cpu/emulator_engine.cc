@@ -306,6 +306,8 @@ void Engine::CpAsync(void* to, const void* from, size_t bytes,
       (source_bytes > 0 && reinterpret_cast<uintptr_t>(from) % bytes != 0)) {
     Die("misaligned cp.async");
   }
+  NoteRead(from, source_bytes);
+  NoteWrite(to, bytes);
   Fiber& fiber = FiberOf(running_);
   fiber.copies.push_back({to, from, bytes, source_bytes, fiber.group});
   if (GetSettings().early_copies) {
@@ -325,6 +327,7 @@ void Engine::CpAsyncWait(int pending_groups) {
     if (pending_groups >= 0 && copy.group >= fiber.group - pending_groups) {
       break;
     }
+    NoteWrite(copy.to, copy.bytes);
     if (copy.source_bytes > 0) {
       std::memcpy(copy.to, copy.from, copy.source_bytes);
     }

@@ -12,7 +12,26 @@
 #undef blockDim
 #undef gridDim
 
+#ifdef PC_EMU_TSAN
+extern "C" void __tsan_read_range(void* p, unsigned long bytes);
+extern "C" void __tsan_write_range(void* p, unsigned long bytes);
+#endif
+
 namespace promptcache::gpu::emu {
+
+// Tell the race check what an emulated instruction of the running CUDA thread
+// touches.
+inline void NoteRead([[maybe_unused]] const void* p,
+                     [[maybe_unused]] size_t bytes) {
+#ifdef PC_EMU_TSAN
+  if (bytes > 0) __tsan_read_range(const_cast<void*>(p), bytes);
+#endif
+}
+inline void NoteWrite([[maybe_unused]] void* p, [[maybe_unused]] size_t bytes) {
+#ifdef PC_EMU_TSAN
+  __tsan_write_range(p, bytes);
+#endif
+}
 
 // PC_EMU_ORDER: which thread of a block runs next, and blocks likewise.
 enum class Order { kForward, kReverse, kRandom };

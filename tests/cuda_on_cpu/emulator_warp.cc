@@ -144,6 +144,7 @@ void Mma16816(Operand type, float* d, const uint32_t* a, uint32_t b0,
 }
 
 void LoadMatrix(uint32_t* out, const void* row, bool transposed) {
+  NoteRead(row, 16);
   Load argument = {out, static_cast<const char*>(row)};
   WarpCollective(~0u, &argument, transposed ? RunLoad<true> : RunLoad<false>);
 }
