@@ -98,6 +98,12 @@ class CudaStream final : public Stream {
     return ToStatus(cudaMemsetAsync(at, 0, num_bytes, stream_),
                     "cudaMemsetAsync");
   }
+  absl::Status Zero(void* at, size_t pitch, size_t width,
+                    size_t height) override {
+    PC_RETURN_IF_ERROR(MakeCurrent());
+    return ToStatus(cudaMemset2DAsync(at, pitch, 0, width, height, stream_),
+                    "cudaMemset2DAsync");
+  }
   absl::Status Record(Event* event) override {
     PC_RETURN_IF_ERROR(MakeCurrent());
     return ToStatus(cudaEventRecord(event->native(), stream_),
@@ -353,7 +359,7 @@ absl::StatusOr<DeviceInfo> Describe(const CudaDriver& driver, int ordinal,
           &fds, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
           device),
       "cuDeviceGetAttribute"));
-  info.vmm_fds = vmm != 0 && fds != 0;
+  info.vmm_fds = driver.vmm && vmm != 0 && fds != 0;
   return info;
 }
 

@@ -30,6 +30,22 @@ absl::Status Find(const char* symbol, unsigned version, Function* out) {
   return absl::OkStatus();
 }
 
+absl::Status FindVmm(CudaDriver* d) {
+  PC_RETURN_IF_ERROR(Find("cuMemCreate", 10020, &d->mem_create));
+  PC_RETURN_IF_ERROR(Find("cuMemRelease", 10020, &d->mem_release));
+  PC_RETURN_IF_ERROR(
+      Find("cuMemAddressReserve", 10020, &d->mem_address_reserve));
+  PC_RETURN_IF_ERROR(Find("cuMemAddressFree", 10020, &d->mem_address_free));
+  PC_RETURN_IF_ERROR(Find("cuMemMap", 10020, &d->mem_map));
+  PC_RETURN_IF_ERROR(Find("cuMemUnmap", 10020, &d->mem_unmap));
+  PC_RETURN_IF_ERROR(Find("cuMemSetAccess", 10020, &d->mem_set_access));
+  PC_RETURN_IF_ERROR(
+      Find("cuMemExportToShareableHandle", 10020, &d->mem_export));
+  PC_RETURN_IF_ERROR(
+      Find("cuMemImportFromShareableHandle", 10020, &d->mem_import));
+  return Find("cuMemGetAllocationGranularity", 10020, &d->mem_granularity);
+}
+
 }  // namespace
 
 absl::StatusOr<CudaDriver> CudaDriver::Load() {
@@ -41,20 +57,7 @@ absl::StatusOr<CudaDriver> CudaDriver::Load() {
   // Drivers may stop to offer it; then the device's name tells of MIG.
   Find("cuDeviceGetUuid", 9020, &d.device_get_uuid_v1).IgnoreError();
   PC_RETURN_IF_ERROR(Find("cuDeviceGetUuid", 11040, &d.device_get_uuid_v2));
-  PC_RETURN_IF_ERROR(Find("cuMemCreate", 10020, &d.mem_create));
-  PC_RETURN_IF_ERROR(Find("cuMemRelease", 10020, &d.mem_release));
-  PC_RETURN_IF_ERROR(Find("cuMemAddressReserve", 10020,  //
-                          &d.mem_address_reserve));
-  PC_RETURN_IF_ERROR(Find("cuMemAddressFree", 10020, &d.mem_address_free));
-  PC_RETURN_IF_ERROR(Find("cuMemMap", 10020, &d.mem_map));
-  PC_RETURN_IF_ERROR(Find("cuMemUnmap", 10020, &d.mem_unmap));
-  PC_RETURN_IF_ERROR(Find("cuMemSetAccess", 10020, &d.mem_set_access));
-  PC_RETURN_IF_ERROR(
-      Find("cuMemExportToShareableHandle", 10020, &d.mem_export));
-  PC_RETURN_IF_ERROR(
-      Find("cuMemImportFromShareableHandle", 10020, &d.mem_import));
-  PC_RETURN_IF_ERROR(
-      Find("cuMemGetAllocationGranularity", 10020, &d.mem_granularity));
+  d.vmm = FindVmm(&d).ok();
   return d;
 }
 

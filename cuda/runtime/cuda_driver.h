@@ -12,7 +12,8 @@ namespace promptcache::gpu {
 // Entry points of the driver, looked up at run time: a program that links
 // libcuda does not start without a driver. A value.
 struct CudaDriver {
-  // Unavailable without a driver, Unimplemented names what an old one lacks.
+  // Unavailable without a driver, Unimplemented names what an old one lacks;
+  // virtual memory management may be lacking (vmm).
   static absl::StatusOr<CudaDriver> Load();
 
   absl::Status Check(CUresult result, std::string_view call) const;
@@ -24,6 +25,7 @@ struct CudaDriver {
   // may be null.
   PFN_cuDeviceGetUuid_v9020 device_get_uuid_v1 = nullptr;
   PFN_cuDeviceGetUuid_v11040 device_get_uuid_v2 = nullptr;
+  bool vmm = false;  // all of the following are there
   PFN_cuMemCreate_v10020 mem_create = nullptr;
   PFN_cuMemRelease_v10020 mem_release = nullptr;
   PFN_cuMemAddressReserve_v10020 mem_address_reserve = nullptr;

@@ -59,6 +59,7 @@ class IpcSegment final : public SharedSegment {
   std::string description() const override { return "cuda ipc"; }
   int fd() const override { return -1; }
   const std::string& ipc_handle() const override { return handle_; }
+  bool importable_read_only() const override { return false; }
 
  private:
   IpcSegment(int ordinal, uint64_t num_bytes)
@@ -192,17 +193,19 @@ class VmmMapping {
 class VmmSegment final : public SharedSegment {
  public:
   VmmSegment(std::unique_ptr<VmmAllocation> allocation, VmmMapping mapping,
-             UniqueFd fd, uint64_t num_bytes)
+             UniqueFd fd, uint64_t num_bytes, bool read_only)
       : allocation_(std::move(allocation)),
         mapping_(std::move(mapping)),
         fd_(std::move(fd)),
-        num_bytes_(num_bytes) {}
+        num_bytes_(num_bytes),
+        read_only_(read_only) {}
   std::byte* base() const override { return mapping_.base(); }
   uint64_t num_bytes() const override { return num_bytes_; }
   HandleKind kind() const override { return HandleKind::kCudaFd; }
   std::string description() const override { return "cuda fd"; }
   int fd() const override { return fd_.get(); }
   const std::string& ipc_handle() const override { return no_handle_; }
+  bool importable_read_only() const override { return read_only_; }
 
  private:
   // Released after the mapping is gone.
@@ -210,6 +213,7 @@ class VmmSegment final : public SharedSegment {
   const VmmMapping mapping_;
   const UniqueFd fd_;
   const uint64_t num_bytes_;
+  const bool read_only_;
   const std::string no_handle_;
 };
 
@@ -287,8 +291,12 @@ absl::StatusOr<std::unique_ptr<SharedSegment>> NewVmmSegment(
                       VmmMapping::Map(driver, ordinal, *allocation, num_bytes,
                                       /*writable=*/true));
   PC_RETURN_IF_ERROR(ZeroAll(mapping.base(), num_bytes));
+  // Importers will ask the same of the same driver.
+  const bool read_only = VmmMapping::Map(driver, ordinal, *allocation,
+                                         num_bytes, /*writable=*/false)
+                             .ok();
   return std::make_unique<VmmSegment>(std::move(allocation), std::move(mapping),
-                                      std::move(owned), num_bytes);
+                                      std::move(owned), num_bytes, read_only);
 }
 
 absl::StatusOr<std::unique_ptr<ImportedSegment>> ImportVmm(

@@ -70,6 +70,8 @@ class Stream {
                             CopyKind kind) = 0;
   virtual absl::Status Copy(const Copy2D& copy, CopyKind kind) = 0;
   virtual absl::Status Zero(void* at, size_t num_bytes) = 0;
+  virtual absl::Status Zero(void* at, size_t pitch, size_t width,
+                            size_t height) = 0;
   virtual absl::Status Record(Event* event) = 0;
   // What is queued from now on comes after `event`.
   virtual absl::Status Wait(const Event& event) = 0;

@@ -46,6 +46,13 @@ class HostStream final : public Stream {
     std::memset(at, 0, num_bytes);
     return absl::OkStatus();
   }
+  absl::Status Zero(void* at, size_t pitch, size_t width,
+                    size_t height) override {
+    for (size_t row = 0; row < height; ++row) {
+      std::memset(static_cast<std::byte*>(at) + row * pitch, 0, width);
+    }
+    return absl::OkStatus();
+  }
   absl::Status Record(Event*) override { return absl::OkStatus(); }
   absl::Status Wait(const Event&) override { return absl::OkStatus(); }
   absl::Status Synchronize() override { return absl::OkStatus(); }

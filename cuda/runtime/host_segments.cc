@@ -20,6 +20,7 @@ class MemfdSegment final : public SharedSegment {
   }
   int fd() const override { return segment_.fd(); }
   const std::string& ipc_handle() const override { return no_handle_; }
+  bool importable_read_only() const override { return true; }
 
  private:
   HostSegment segment_;

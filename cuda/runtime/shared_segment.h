@@ -37,6 +37,9 @@ class SharedSegment {
   // bytes.
   virtual int fd() const = 0;
   virtual const std::string& ipc_handle() const = 0;
+  // Importers can map it so that they cannot write: always for kMemfd, never
+  // for kCudaIpc, as the driver says for kCudaFd.
+  virtual bool importable_read_only() const = 0;
 };
 
 // A handle as it was received.

@@ -129,6 +129,16 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes,
                             cudaStream_t stream) {
   return Fill(to, value, bytes, stream);
 }
+cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width,
+                              size_t height, cudaStream_t stream) {
+  if (width > pitch) return cudaErrorInvalidPitchValue;
+  for (size_t row = 0; row < height; ++row) {
+    const cudaError_t e =
+        Fill(static_cast<char*>(to) + row * pitch, value, width, stream);
+    if (e != cudaSuccess) return e;
+  }
+  return cudaSuccess;
+}
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   if (const cudaError_t e = CheckNotCapturing(); e != cudaSuccess) return e;
   return Finish(Fill(to, value, bytes, nullptr));

@@ -27,6 +27,12 @@ function(promptcache_binary name)
   target_link_libraries(${name} PRIVATE promptcache_options ${ARG_DEPS})
 endfunction()
 
+# promptcache_emulate_cuda(TARGET): the program or test gets the stand-in for the
+# CUDA runtime in place of the static one (tests/cuda_on_cpu).
+function(promptcache_emulate_cuda target)
+  set_target_properties(${target} PROPERTIES PROMPTCACHE_EMULATED_CUDA ON)
+endfunction()
+
 # promptcache_test(NAME SRCS ... DEPS ... LABELS ...): one gtest binary a layer.
 # PREFIX: before the names of tests that several binaries have.
 function(promptcache_test name)
