@@ -27,6 +27,7 @@ inline constexpr uint32_t kFdMagic = 0x31444650;  // "PFD1"
 enum class FdKind : uint32_t {
   kSegment = 1,      // memfd with pages; `bytes` long
   kGenerations = 2,  // memfd of uint64_t[num_segments][pages_stride], read-only
+  kCudaSegment = 3,  // CUDA VMM allocation with pages; `bytes` long
 };
 
 struct FdHello {
