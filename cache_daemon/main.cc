@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,8 +26,10 @@
 #include "common/default_paths.h"
 #include "common/port_file.h"
 #include "common/status_macros.h"
+#include "cuda/runtime/gpus.h"
 #include "glog/logging.h"
 
+namespace gpu = promptcache::gpu;
 using promptcache::ByteSize;
 using promptcache::daemon::DaemonServer;
 
@@ -42,6 +46,14 @@ ABSL_FLAG(std::vector<std::string>, allow_uids, {},
 ABSL_FLAG(std::vector<std::string>, allow_gids, {},
           "group ids that may connect, likewise");
 ABSL_FLAG(uint32_t, max_sessions, 256, "workers at once");
+ABSL_FLAG(
+    std::string, device, "auto",
+    "where the device tier lies: auto (the first GPU, where there is one, "
+    "else the CPU), cuda, cpu or a GPU's UUID");
+ABSL_FLAG(
+    std::vector<std::string>, gpu_handles, {},
+    "how workers map GPU memory: fd (CUDA VMM descriptors), ipc (CUDA IPC "
+    "handles), or both in turn; empty: fd where the GPU can");
 ABSL_FLAG(ByteSize, device_bytes, (ByteSize{uint64_t{1} << 30}),
           "device tier: KV that workers read in place");
 ABSL_FLAG(ByteSize, host_bytes, ByteSize{0},
@@ -72,8 +84,38 @@ absl::StatusOr<std::vector<uint32_t>> ParseIds(
   return ids;
 }
 
-absl::StatusOr<DaemonServer::Options> OptionsFromFlags() {
+// Null: the CPU.
+absl::StatusOr<std::unique_ptr<gpu::Device>> DeviceFromFlags() {
+  const std::string wanted = absl::GetFlag(FLAGS_device);
+  if (wanted == "cpu") return nullptr;
+  const bool by_uuid = absl::StartsWith(wanted, "GPU-");
+  if (wanted != "auto" && wanted != "cuda" && !by_uuid) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--device=", wanted, ": use auto, cuda, cpu or a GPU's UUID"));
+  }
+  const gpu::GpuSurvey survey = gpu::FindGpus();
+  LOG(INFO) << "found " << survey.ToString();
+  if (wanted == "auto" && survey.gpus.empty()) return nullptr;
+  return gpu::OpenGpu(survey, by_uuid ? wanted : "");
+}
+
+absl::StatusOr<std::vector<gpu::HandleKind>> HandlesFromFlags() {
+  std::vector<gpu::HandleKind> kinds;
+  for (const std::string& name : absl::GetFlag(FLAGS_gpu_handles)) {
+    const std::optional<gpu::HandleKind> kind = gpu::ParseHandleKind(name);
+    if (!kind.has_value() || *kind == gpu::HandleKind::kMemfd) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--gpu_handles: \"", name, "\" is neither fd nor ipc"));
+    }
+    kinds.push_back(*kind);
+  }
+  return kinds;
+}
+
+absl::StatusOr<DaemonServer::Options> OptionsFromFlags(gpu::Device* device) {
   DaemonServer::Options options;
+  options.pool.device = device;
+  PC_ASSIGN_OR_RETURN(options.pool.handles, HandlesFromFlags());
   options.socket_path = absl::GetFlag(FLAGS_socket);
   options.listen = absl::GetFlag(FLAGS_listen);
   options.insecure_listen = absl::GetFlag(FLAGS_insecure_listen);
@@ -130,7 +172,14 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
 
-  const absl::StatusOr<DaemonServer::Options> options = OptionsFromFlags();
+  // Outlives everything that has memory of it.
+  const absl::StatusOr<std::unique_ptr<gpu::Device>> device = DeviceFromFlags();
+  if (!device.ok()) {
+    return Fail(device.status(),
+                absl::IsInvalidArgument(device.status()) ? 2 : 1);
+  }
+  const absl::StatusOr<DaemonServer::Options> options =
+      OptionsFromFlags(device->get());
   if (!options.ok()) return Fail(options.status(), 2);
   LOG(INFO) << "promptcache-daemon " << options->ToString();
   const promptcache::RealClock clock;

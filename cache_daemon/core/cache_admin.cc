@@ -30,6 +30,14 @@ CacheStats CacheState::Stats() const {
     TierStats& out = stats.tiers.emplace_back();
     out.tier = t;
     out.kind = pool_->kind(t);
+    if (pool_->on_gpu()) {
+      out.device_uuid = pool_->device_info().uuid;
+      out.device_name = pool_->device_info().name;
+    }
+    for (const gpu::HandleKind kind : pool_->handle_kinds(t)) {
+      out.handle_kinds.emplace_back(gpu::HandleKindName(kind));
+    }
+    out.mapped_read_only = pool_->mapped_read_only(t);
     out.capacity_bytes = pages.capacity_bytes();
     out.used_bytes = pages.used_bytes();
     out.leased_bytes = tally.leased_bytes;

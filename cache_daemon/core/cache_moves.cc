@@ -16,10 +16,11 @@ std::optional<CacheState::Check> CacheState::BeginCheck(const ModuleKey& key,
   return Check{entry, entry->runs, entry->shape.page_bytes};
 }
 
-bool CacheState::EndCheck(const Check& check, std::span<const uint64_t> sums,
+bool CacheState::EndCheck(const Check& check,
+                          const absl::StatusOr<std::vector<uint64_t>>& sums,
                           absl::Time now, Effects* effects) {
   Entry* const entry = check.entry;
-  const bool good = std::ranges::equal(sums, entry->page_sums);
+  const bool good = !sums.ok() || std::ranges::equal(*sums, entry->page_sums);
   const bool visible = !entry->hidden;
   if (!good) ++counters_.checksum_mismatches;
   if (!good && visible) HideCorrupt(entry, now, effects);
@@ -145,8 +146,8 @@ std::optional<MoveTicket> CacheState::StartMove(Entry* entry, Tier to) {
 }
 
 void CacheState::EndMove(const MoveTicket& ticket,
-                         std::span<const uint64_t> sums, absl::Time now,
-                         Effects* effects) {
+                         const absl::StatusOr<std::vector<uint64_t>>& sums,
+                         absl::Time now, Effects* effects) {
   const auto it = moves_.find(ticket.id);
   if (it == moves_.end()) return;
   const Move move = std::move(it->second);
@@ -154,11 +155,12 @@ void CacheState::EndMove(const MoveTicket& ticket,
   tally_.tiers[static_cast<size_t>(move.to) - 1].moving_bytes -= move.bytes;
 
   Entry* const entry = move.entry;
-  const bool good = std::ranges::equal(sums, entry->page_sums);
-  // Somebody reads the source, has read it since, or it is no answer any more.
-  const bool stays = !good || entry->hidden || entry->move_cancelled ||
-                     entry->num_leases + entry->num_lost > 0 ||
-                     entry->num_holds > 1;
+  const bool good = !sums.ok() || std::ranges::equal(*sums, entry->page_sums);
+  // Not copied; somebody reads the source, has read it since; or it is no
+  // answer any more.
+  const bool stays =
+      !sums.ok() || !good || entry->hidden || entry->move_cancelled ||
+      entry->num_leases + entry->num_lost > 0 || entry->num_holds > 1;
   if (!good) ++counters_.checksum_mismatches;
   if (stays) {
     tier(move.to).pages().Free(move.destination);

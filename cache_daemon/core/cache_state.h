@@ -87,10 +87,13 @@ class CacheState {
   };
   // Holds the module; nullopt when it is not there in that generation.
   std::optional<Check> BeginCheck(const ModuleKey& key, uint64_t generation);
-  bool EndCheck(const Check& check, std::span<const uint64_t> sums,
+  // Pages that could not be read are no evidence against them.
+  bool EndCheck(const Check& check,
+                const absl::StatusOr<std::vector<uint64_t>>& sums,
                 absl::Time now, Effects* effects);
   std::optional<MoveTicket> BeginMove(absl::Time now, Effects* effects);
-  void EndMove(const MoveTicket& ticket, std::span<const uint64_t> sums,
+  void EndMove(const MoveTicket& ticket,
+               const absl::StatusOr<std::vector<uint64_t>>& sums,
                absl::Time now, Effects* effects);
   // At most `max` modules; true when there may be more.
   bool ExpireDue(size_t max, absl::Time now, Effects* effects);

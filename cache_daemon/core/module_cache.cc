@@ -63,7 +63,10 @@ Effects ModuleCache::NewEffects() const {
 
 void ModuleCache::Perform(Effects effects) {
   for (const Effects::Zero& zero : effects.zero) {
-    pool_->Zero(zero.runs, zero.page_bytes);
+    const absl::Status zeroed = pool_->Zero(zero.runs, zero.page_bytes);
+    // The GPU is lost to this process for good. Going on would show pages to
+    // another isolation domain; a new process starts with an empty tier.
+    if (!zeroed.ok()) LOG(FATAL) << "cannot zero pages: " << zeroed;
   }
   if (!effects.zero_holds.empty()) {
     MutexLock lock(&mu_);
@@ -167,8 +170,9 @@ bool ModuleCache::ReportCorruption(const ModuleKey& key, uint64_t generation) {
     check = state_->BeginCheck(key, generation);
   }
   if (!check.has_value()) return false;
-  const std::vector<uint64_t> sums =
+  const absl::StatusOr<std::vector<uint64_t>> sums =
       pool_->Sums(check->runs, check->page_bytes);
+  if (!sums.ok()) LOG(ERROR) << "a check was not made: " << sums.status();
   Effects effects = NewEffects();
   const absl::Time now = clock_->Now();
   bool corrupt;
@@ -356,8 +360,9 @@ std::optional<MoveTicket> ModuleCache::BeginMove() {
   return ticket;
 }
 
-void ModuleCache::EndMove(const MoveTicket& ticket,
-                          std::span<const uint64_t> copied_sums) {
+void ModuleCache::EndMove(
+    const MoveTicket& ticket,
+    const absl::StatusOr<std::vector<uint64_t>>& copied_sums) {
   Effects effects = NewEffects();
   const absl::Time now = clock_->Now();
   {

@@ -174,9 +174,11 @@ class ModuleCache {
   // ---- movers -------------------------------------------------------------
 
   std::optional<MoveTicket> BeginMove() ABSL_LOCKS_EXCLUDED(mu_);
-  // `copied_sums`: of the destination. A mismatch hides the module as corrupt.
-  // A module that was hit meanwhile stays where it was.
-  void EndMove(const MoveTicket& ticket, std::span<const uint64_t> copied_sums)
+  // `copied_sums`: what PagePool::Copy gave. A mismatch hides the module as
+  // corrupt. A module that was hit meanwhile stays where it was, and so does
+  // one that could not be copied.
+  void EndMove(const MoveTicket& ticket,
+               const absl::StatusOr<std::vector<uint64_t>>& copied_sums)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Evicts what has expired. Idempotent; cheap when nothing has.
   void ExpireDue() ABSL_LOCKS_EXCLUDED(mu_);

@@ -3,6 +3,9 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "glog/logging.h"
+
 namespace promptcache::daemon {
 
 Mover::Mover(ModuleCache* cache, WorkSignal* signal, const Options& options)
@@ -27,10 +30,12 @@ bool Mover::RunOnce() {
   cache_->ExpireDue();
   const std::optional<MoveTicket> ticket = cache_->BeginMove();
   if (!ticket.has_value()) return false;
-  const std::vector<uint64_t> sums = cache_->pool().Copy(
+  const absl::StatusOr<std::vector<uint64_t>> sums = cache_->pool().Copy(
       ticket->source, ticket->destination, ticket->page_bytes);
+  if (!sums.ok()) LOG(ERROR) << "a module was not moved: " << sums.status();
   cache_->EndMove(*ticket, sums);
-  return true;
+  // After a failure not at once again.
+  return sums.ok();
 }
 
 void Mover::Run() {

@@ -26,16 +26,40 @@ void ForEachPage(const PageRuns& runs, Fn fn) {
   }
 }
 
-absl::Status AddSegments(const char* name, uint64_t tier_bytes,
-                         uint64_t segment_bytes,
-                         std::vector<gpu::HostSegment>* out) {
-  uint64_t left = tier_bytes - tier_bytes % kSystemPageBytes;
-  while (left > 0) {
-    const uint64_t bytes = std::min(left, segment_bytes);
-    PC_ASSIGN_OR_RETURN(gpu::HostSegment segment,
-                        gpu::HostSegment::Create(name, bytes));
-    out->push_back(std::move(segment));
-    left -= bytes;
+// Of the GPU's memory allocations; the driver is asked again when it matters.
+constexpr uint64_t kGpuGranularityBytes = uint64_t{2} << 20;
+// What is copied at once where a GPU's pages are summed.
+constexpr uint64_t kStagingBytes = uint64_t{8} << 20;
+
+void AppendSums(const std::byte* pages, uint32_t num_pages, uint64_t page_bytes,
+                std::vector<uint64_t>* sums) {
+  for (uint32_t i = 0; i < num_pages; ++i) {
+    sums->push_back(PageSum({pages + i * page_bytes, page_bytes}));
+  }
+}
+
+// Calls fn(from, to) for the longest runs that have one partner each.
+template <typename Fn>
+absl::Status ForEachPair(const PageRuns& from, const PageRuns& to, Fn fn) {
+  size_t t = 0;
+  uint32_t done_of_t = 0;
+  for (PageRun source : from) {
+    while (source.num_pages > 0) {
+      PageRun target = to[t];
+      target.first_page += done_of_t;
+      target.num_pages =
+          std::min(source.num_pages, target.num_pages - done_of_t);
+      PageRun part = source;
+      part.num_pages = target.num_pages;
+      PC_RETURN_IF_ERROR(fn(part, target));
+      source.first_page += part.num_pages;
+      source.num_pages -= part.num_pages;
+      done_of_t += part.num_pages;
+      if (done_of_t == to[t].num_pages) {
+        ++t;
+        done_of_t = 0;
+      }
+    }
   }
   return absl::OkStatus();
 }
@@ -56,6 +80,49 @@ absl::Status PagePool::Options::Validate() const {
         absl::StrCat("min_page_bytes ", min_page_bytes,
                      " is not between 1 and segment_bytes"));
   }
+  if (device == nullptr || !device->is_cuda()) return absl::OkStatus();
+  if (device_bytes < kGpuGranularityBytes ||
+      segment_bytes % kGpuGranularityBytes != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "on a GPU segment_bytes is a multiple of ", kGpuGranularityBytes,
+        " and device_bytes at least that, not ", segment_bytes, " and ",
+        device_bytes));
+  }
+  for (const gpu::HandleKind kind : handles) {
+    if (kind == gpu::HandleKind::kMemfd || !device->CanImport(kind)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          device->info().uuid, " cannot export memory by handles of kind ",
+          ToAbsl(gpu::HandleKindName(kind))));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PagePool::AddTier(const char* name, uint64_t tier_bytes,
+                               const Options& options, Tier tier) {
+  const bool on_gpu = device_->is_cuda() && tier == Tier::kDevice;
+  const uint64_t granularity = on_gpu ? kGpuGranularityBytes : kSystemPageBytes;
+  std::vector<gpu::HandleKind> kinds = {gpu::HandleKind::kMemfd};
+  if (on_gpu) kinds = options.handles;
+  if (kinds.empty()) {
+    kinds.push_back(device_->info().vmm_fds ? gpu::HandleKind::kCudaFd
+                                            : gpu::HandleKind::kCudaIpc);
+  }
+  uint64_t left = tier_bytes - tier_bytes % granularity;
+  for (size_t i = 0; left > 0; ++i) {
+    const uint64_t bytes = std::min(left, options.segment_bytes);
+    PC_ASSIGN_OR_RETURN(
+        std::unique_ptr<gpu::SharedSegment> segment,
+        device_->NewSegment(name, bytes, kinds[i % kinds.size()]));
+    if (device_->is_cuda() && segment->on_host()) {
+      PC_ASSIGN_OR_RETURN(gpu::Pinning pinning,
+                          device_->Pin(segment->base(), bytes,
+                                       /*read_only=*/false));
+      pinnings_.push_back(std::move(pinning));
+    }
+    segments_.push_back(std::move(segment));
+    left -= bytes;
+  }
   return absl::OkStatus();
 }
 
@@ -63,11 +130,17 @@ absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(
     const Options& options) {
   PC_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<PagePool> pool(new PagePool());
-  PC_RETURN_IF_ERROR(AddSegments("promptcache-device", options.device_bytes,
-                                 options.segment_bytes, &pool->segments_));
+  if (options.device == nullptr) pool->cpu_ = gpu::NewHostDevice();
+  pool->device_ = options.device == nullptr ? pool->cpu_.get() : options.device;
+  PC_RETURN_IF_ERROR(pool->AddTier("promptcache-device", options.device_bytes,
+                                   options, Tier::kDevice));
   pool->num_device_segments_ = pool->num_segments();
-  PC_RETURN_IF_ERROR(AddSegments("promptcache-host", options.host_bytes,
-                                 options.segment_bytes, &pool->segments_));
+  PC_RETURN_IF_ERROR(pool->AddTier("promptcache-host", options.host_bytes,
+                                   options, Tier::kHost));
+  for (Lane* lane : {&pool->zero_lane_, &pool->copy_lane_}) {
+    MutexLock lock(&lane->mu);
+    PC_ASSIGN_OR_RETURN(lane->stream, pool->device_->NewStream());
+  }
   pool->generations_stride_ =
       static_cast<uint32_t>(options.segment_bytes / options.min_page_bytes);
   PC_ASSIGN_OR_RETURN(
@@ -94,12 +167,33 @@ uint64_t PagePool::tier_bytes(Tier tier) const {
   return bytes;
 }
 
+std::vector<gpu::HandleKind> PagePool::handle_kinds(Tier tier) const {
+  std::vector<gpu::HandleKind> kinds;
+  for (uint32_t i = 0; i < num_segments(); ++i) {
+    const gpu::HandleKind kind = segments_[i]->kind();
+    if (this->tier(i) == tier &&
+        std::ranges::find(kinds, kind) == kinds.end()) {
+      kinds.push_back(kind);
+    }
+  }
+  return kinds;
+}
+
+bool PagePool::mapped_read_only(Tier tier) const {
+  for (uint32_t i = 0; i < num_segments(); ++i) {
+    if (this->tier(i) == tier && !segments_[i]->importable_read_only()) {
+      return false;
+    }
+  }
+  return true;
+}
+
 std::string PagePool::kind(Tier tier) const {
   for (uint32_t i = 0; i < num_segments(); ++i) {
-    if (this->tier(i) == tier) {
-      return absl::StrCat("cpu ",
-                          ToAbsl(gpu::HostPagesName(segments_[i].pages())));
-    }
+    if (this->tier(i) != tier) continue;
+    if (!segments_[i]->on_host()) return "cuda";
+    return absl::StrCat("cpu ", segments_[i]->description(),
+                        on_gpu() ? ", pinned" : "");
   }
   return "none";
 }
@@ -126,36 +220,74 @@ uint64_t PagePool::Generation(uint32_t segment, uint32_t page) const {
       .load(std::memory_order_acquire);
 }
 
-void PagePool::Zero(const PageRuns& runs, uint64_t page_bytes) const {
-  ForEachPage(runs, [&](uint32_t segment, uint32_t page) {
-    const std::span<std::byte> bytes = Page(segment, page, page_bytes);
-    std::memset(bytes.data(), 0, bytes.size());
-  });
+absl::Status PagePool::Zero(const PageRuns& runs, uint64_t page_bytes) const {
+  MutexLock lock(&zero_lane_.mu);
+  for (const PageRun& run : runs) {
+    PC_RETURN_IF_ERROR(zero_lane_.stream->Zero(Address(run, page_bytes),
+                                               run.num_pages * page_bytes));
+  }
+  return zero_lane_.stream->Synchronize();
 }
 
-std::vector<uint64_t> PagePool::Sums(const PageRuns& runs,
-                                     uint64_t page_bytes) const {
+absl::Status PagePool::SumsFromDevice(const PageRun& run, uint64_t page_bytes,
+                                      std::vector<uint64_t>* sums) const {
+  const auto at_once = static_cast<uint32_t>(std::min<uint64_t>(
+      run.num_pages, std::max<uint64_t>(kStagingBytes / page_bytes, 1)));
+  PC_ASSIGN_OR_RETURN(const gpu::PinnedBuffer staging,
+                      device_->AllocatePinned(at_once * page_bytes));
+  for (uint32_t done = 0; done < run.num_pages; done += at_once) {
+    const uint32_t pages = std::min(at_once, run.num_pages - done);
+    MutexLock lock(&copy_lane_.mu);
+    PC_RETURN_IF_ERROR(copy_lane_.stream->Copy(
+        staging.data(), Address(run, page_bytes) + done * page_bytes,
+        pages * page_bytes, gpu::CopyKind::kToHost));
+    PC_RETURN_IF_ERROR(copy_lane_.stream->Synchronize());
+    AppendSums(staging.data(), pages, page_bytes, sums);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<uint64_t>> PagePool::Sums(
+    const PageRuns& runs, uint64_t page_bytes) const {
   std::vector<uint64_t> sums;
-  ForEachPage(runs, [&](uint32_t segment, uint32_t page) {
-    sums.push_back(PageSum(Page(segment, page, page_bytes)));
-  });
+  for (const PageRun& run : runs) {
+    if (segments_[run.segment]->on_host()) {
+      AppendSums(Address(run, page_bytes), run.num_pages, page_bytes, &sums);
+    } else {
+      PC_RETURN_IF_ERROR(SumsFromDevice(run, page_bytes, &sums));
+    }
+  }
   return sums;
 }
 
-std::vector<uint64_t> PagePool::Copy(const PageRuns& from, const PageRuns& to,
-                                     uint64_t page_bytes) const {
-  std::vector<std::span<std::byte>> targets;
-  ForEachPage(to, [&](uint32_t segment, uint32_t page) {
-    targets.push_back(Page(segment, page, page_bytes));
-  });
+absl::StatusOr<std::vector<uint64_t>> PagePool::Copy(
+    const PageRuns& from, const PageRuns& to, uint64_t page_bytes) const {
+  if (from.empty()) return std::vector<uint64_t>();
+  const bool to_host = segments_[to.front().segment]->on_host();
+  // Between tiers, one of which is on the host (on the CPU, both).
+  const gpu::CopyKind kind =
+      to_host ? gpu::CopyKind::kToHost : gpu::CopyKind::kToDevice;
+  MutexLock lock(&copy_lane_.mu);
+  PC_RETURN_IF_ERROR(
+      ForEachPair(from, to, [&](const PageRun& source, const PageRun& target) {
+        copy_lane_.mu.AssertHeld();
+        return copy_lane_.stream->Copy(Address(target, page_bytes),
+                                       Address(source, page_bytes),
+                                       source.num_pages * page_bytes, kind);
+      }));
   std::vector<uint64_t> sums;
-  sums.reserve(targets.size());
-  ForEachPage(from, [&](uint32_t segment, uint32_t page) {
-    const std::span<std::byte> target = targets[sums.size()];
-    std::memcpy(target.data(), Page(segment, page, page_bytes).data(),
-                target.size());
-    sums.push_back(PageSum(target));
-  });
+  // Summed while the copy runs: the originals are on the host.
+  if (!to_host) {
+    for (const PageRun& run : from) {
+      AppendSums(Address(run, page_bytes), run.num_pages, page_bytes, &sums);
+    }
+  }
+  PC_RETURN_IF_ERROR(copy_lane_.stream->Synchronize());
+  if (to_host) {
+    for (const PageRun& run : to) {
+      AppendSums(Address(run, page_bytes), run.num_pages, page_bytes, &sums);
+    }
+  }
   return sums;
 }
 

@@ -175,6 +175,10 @@ struct TierStats {
   uint64_t modules[kNumModuleStates] = {};
   Counted hits;  // where the module was when it was asked for
   Counted evictions[kNumEvictReasons];
+  std::string device_uuid;  // of a GPU; empty: the CPU
+  std::string device_name;
+  std::vector<std::string> handle_kinds;
+  bool mapped_read_only = true;
 };
 
 // promptcache.v1.CacheStats, less what the registry and main know.

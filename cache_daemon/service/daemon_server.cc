@@ -88,10 +88,13 @@ void SetServing(grpc::Server* server, bool serving) {
 std::vector<FdServer::Segment> Exports(const PagePool& pool) {
   std::vector<FdServer::Segment> segments;
   for (uint32_t i = 0; i < pool.num_segments(); ++i) {
-    segments.push_back({.kind = FdKind::kSegment,
-                        .segment = i,
-                        .bytes = pool.segment_bytes(i),
-                        .fd = pool.segment_fd(i)});
+    const gpu::SharedSegment& segment = pool.segment(i);
+    if (segment.fd() < 0) continue;  // its handle comes with the welcome
+    segments.push_back(
+        {.kind = segment.on_host() ? FdKind::kSegment : FdKind::kCudaSegment,
+         .segment = i,
+         .bytes = segment.num_bytes(),
+         .fd = segment.fd()});
   }
   segments.push_back({.kind = FdKind::kGenerations,
                       .segment = 0,
@@ -157,6 +160,12 @@ std::string DaemonServer::Options::ToString() const {
       " --allow_uids=", absl::StrJoin(allowed_uids, ","),
       " --allow_gids=", absl::StrJoin(allowed_gids, ","),
       " --max_sessions=", max_sessions,
+      " --device=", pool.device == nullptr ? "cpu" : pool.device->info().uuid,
+      " --gpu_handles=",
+      absl::StrJoin(pool.handles, ",",
+                    [](std::string* out, gpu::HandleKind kind) {
+                      out->append(gpu::HandleKindName(kind));
+                    }),
       " --device_bytes=", FormatByteSize(pool.device_bytes),
       " --host_bytes=", FormatByteSize(pool.host_bytes),
       " --segment_bytes=", FormatByteSize(pool.segment_bytes),

@@ -93,6 +93,34 @@ absl::StatusOr<KvLayout> FromProto(const node::v1::KvLayout& proto) {
   return layout;
 }
 
+WorkerDevice DeviceFromProto(const node::v1::Hello& hello) {
+  WorkerDevice device{.uuid = hello.device_uuid(),
+                      .driver_version = hello.driver_version()};
+  if (device.uuid.empty()) device.uuid = "CPU";
+  for (const int kind : hello.importable_kinds()) {
+    device.importable.push_back(static_cast<gpu::HandleKind>(kind));
+  }
+  if (device.importable.empty()) {
+    device.importable.push_back(gpu::HandleKind::kMemfd);
+  }
+  return device;
+}
+
+void DescribeSegments(const PagePool& pool, node::v1::Welcome* welcome) {
+  welcome->set_generations_stride(pool.generations_stride());
+  for (uint32_t id = 0; id < pool.num_segments(); ++id) {
+    const gpu::SharedSegment& segment = pool.segment(id);
+    welcome->add_segment_ids(id);
+    welcome->add_segment_tiers(static_cast<v1::Tier>(pool.tier(id)));
+    welcome->add_segment_kinds(
+        static_cast<node::v1::HandleKind>(segment.kind()));
+    welcome->add_segment_bytes(segment.num_bytes());
+    welcome->mutable_ipc_handles()->append(segment.ipc_handle());
+  }
+  welcome->set_device_uuid(pool.device_info().uuid);
+  welcome->set_device_mapped_read_only(pool.mapped_read_only(Tier::kDevice));
+}
+
 absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
     const node::v1::AcquireRequest& request) {
   const size_t n = static_cast<size_t>(request.num_tokens_size());
@@ -331,6 +359,12 @@ v1::CacheStats ToProto(const CacheStats& stats) {
     out->set_num_segments(tier.num_segments);
     out->set_hit_lookups(tier.hits.count);
     out->set_hit_tokens(tier.hits.volume);
+    out->set_device_uuid(tier.device_uuid);
+    out->set_device_name(tier.device_name);
+    for (const std::string& kind : tier.handle_kinds) {
+      out->add_handle_kinds(kind);
+    }
+    out->set_mapped_read_only(tier.mapped_read_only);
     SetCounts(tier.modules, out->mutable_modules());
     SetCounts(tier.evictions, out->mutable_evictions());
   }

@@ -7,8 +7,10 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cache_daemon/core/page_pool.h"
 #include "cache_daemon/core/requests.h"
 #include "cache_daemon/core/types.h"
+#include "cache_daemon/core/worker_device.h"
 #include "cache_daemon/registry/records.h"
 #include "common/kv_layout.h"
 #include "promptcache/node/v1/node.pb.h"
@@ -22,6 +24,9 @@ namespace promptcache::daemon {
 inline constexpr size_t kMaxKeysPerAcquire = 8192;
 
 absl::StatusOr<KvLayout> FromProto(const node::v1::KvLayout& proto);
+WorkerDevice DeviceFromProto(const node::v1::Hello& hello);
+// What a worker needs to import the pool's segments.
+void DescribeSegments(const PagePool& pool, node::v1::Welcome* welcome);
 
 // Paths point into `request`.
 absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(

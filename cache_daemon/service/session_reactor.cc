@@ -231,6 +231,8 @@ absl::StatusOr<SessionId> SessionReactor::OpenSession(
         "worker_id and model have at most ", kMaxNameBytes, " bytes each"));
   }
   PC_ASSIGN_OR_RETURN(const KvLayout layout, FromProto(hello.layout()));
+  PC_RETURN_IF_ERROR(
+      CheckWorkerDevice(DeviceFromProto(hello), deps_.cache->pool()));
   PC_ASSIGN_OR_RETURN(PeerProcess peer,
                       deps_.fd_server->RedeemToken(hello.token()));
   PC_ASSIGN_OR_RETURN(
@@ -253,14 +255,9 @@ absl::Status SessionReactor::HandleHello(const node::v1::Hello& hello) {
   PC_ASSIGN_OR_RETURN(open_session_, OpenSession(hello));
   node::v1::SessionResponse response;
   node::v1::Welcome* welcome = response.mutable_welcome();
-  const PagePool& pool = deps_.cache->pool();
   welcome->set_session_id(static_cast<uint64_t>(open_session_));
   welcome->set_page_bytes(shape_.page_bytes);
-  welcome->set_generations_stride(pool.generations_stride());
-  for (uint32_t segment = 0; segment < pool.num_segments(); ++segment) {
-    welcome->add_segment_ids(segment);
-    welcome->add_segment_tiers(static_cast<v1::Tier>(pool.tier(segment)));
-  }
+  DescribeSegments(deps_.cache->pool(), welcome);
   welcome->set_daemon_id(deps_.daemon_id);
   {
     MutexLock lock(&mu_);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "tools/cli/app.h"
 #include "tools/cli/cache_commands.h"
@@ -37,6 +38,23 @@ std::string TierTable(const v1::CacheStats& stats) {
          WithCommas(tier.num_modules())});
   }
   return FormatTable(rows, "");
+}
+
+// Where the tiers' memory is, and how workers map it.
+std::string Handles(const v1::CacheStats& stats) {
+  std::string out;
+  for (const auto& tier : stats.tiers()) {
+    if (tier.handle_kinds().empty()) continue;  // an older daemon
+    absl::StrAppendFormat(
+        &out, "%-9s %s, workers map it by %s%s\n",
+        EnumWord(v1::Tier_descriptor(), tier.tier()),
+        tier.device_uuid().empty()
+            ? "CPU"
+            : absl::StrCat(tier.device_name(), " ", tier.device_uuid()),
+        absl::StrJoin(tier.handle_kinds(), ", "),
+        tier.mapped_read_only() ? ", read-only" : ", writable");
+  }
+  return out;
 }
 
 std::string Counts(const v1::CacheStats& stats) {
@@ -92,7 +110,7 @@ std::string StatsText(const v1::CacheStats& stats) {
       absl::Now() - absl::FromUnixSeconds(stats.start_time().seconds());
   return absl::StrCat("daemon ", stats.daemon_id().substr(0, 12), ", up ",
                       absl::FormatDuration(absl::Trunc(up, absl::Seconds(1))),
-                      "\n", TierTable(stats), Counts(stats));
+                      "\n", TierTable(stats), Handles(stats), Counts(stats));
 }
 
 int Stats(const Globals& globals, bool watch, double interval_s) {

@@ -118,7 +118,7 @@ class CacheFixture : public ::testing::Test {
                       const PageShape& shape = kShape) {
     CommitModule commit;
     commit.reservation = reserved.reservation;
-    commit.page_sums = pool_->Sums(reserved.runs, shape.page_bytes);
+    commit.page_sums = *pool_->Sums(reserved.runs, shape.page_bytes);
     commit.metadata.schema = "s";
     commit.metadata.path = absl::StrCat("m", module);
     commit.metadata.num_tokens =

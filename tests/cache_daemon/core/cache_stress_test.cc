@@ -73,7 +73,7 @@ class StressWorker {
       });
       CommitModule commit;
       commit.reservation = answer.reservation;
-      commit.page_sums = pool_->Sums(answer.runs, kPageBytes);
+      commit.page_sums = *pool_->Sums(answer.runs, kPageBytes);
       commit.metadata.num_tokens = static_cast<uint32_t>(PagesOf(module) * 16);
       if (random_() % 8 == 0) {
         cache_->Abort(session_, {&answer.reservation, 1}).IgnoreError();

@@ -55,7 +55,7 @@ TEST_F(ModuleCacheTest, PageSumsComeWithAHitWhenAskedFor) {
       cache_->Acquire(a, {.keys = {&key, 1}, .want_page_sums = true});
   PC_ASSERT_OK(result);
   EXPECT_EQ(result->modules[0].page_sums,
-            pool_->Sums(result->modules[0].runs, kPageBytes));
+            *pool_->Sums(result->modules[0].runs, kPageBytes));
   EXPECT_THAT(AskOne(a, 1, 3).page_sums, SizeIs(0));
 }
 

@@ -146,8 +146,21 @@ TEST_F(MovesTest, EvictedDuringAMoveIsFreedAtItsEnd) {
   EXPECT_EQ(UsedPages(Tier::kHost), 0u);
 }
 
+TEST_F(MovesTest, AFailedCopyLeavesTheModuleWhereItWas) {
+  const SessionId a = Open();
+  PutMany(a, 7);
+  const std::optional<MoveTicket> move = cache_->BeginMove();
+  ASSERT_TRUE(move.has_value());
+  cache_->EndMove(*move, absl::InternalError("cudaMemcpyAsync: failed"));
+  EXPECT_EQ(Info(1).tier, Tier::kDevice);
+  EXPECT_EQ(Info(1).state, ModuleState::kCommitted);
+  EXPECT_EQ(UsedPages(Tier::kHost), 0u);
+  EXPECT_EQ(cache_->Stats().checksum_mismatches, 0u);
+  EXPECT_TRUE(Touch(a, 1));
+}
+
 TEST_F(MovesTest, AnUnknownTicketIsIgnored) {
-  cache_->EndMove({.id = 777}, {});
+  cache_->EndMove({.id = 777}, std::vector<uint64_t>{});
   EXPECT_EQ(cache_->Stats().demotions, 0u);
 }
 

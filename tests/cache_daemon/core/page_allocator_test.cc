@@ -242,9 +242,9 @@ TEST(PagePoolTest, CopiesPageByPageBetweenDifferentRuns) {
   }
   const PageRuns from{{0, 0, 3}};
   const PageRuns to{{1, 3, 1}, {1, 0, 2}};
-  const std::vector<uint64_t> sums = (*pool)->Copy(from, to, kPage);
-  EXPECT_EQ(sums, (*pool)->Sums(from, kPage));
-  EXPECT_EQ(sums, (*pool)->Sums(to, kPage));
+  const std::vector<uint64_t> sums = *(*pool)->Copy(from, to, kPage);
+  EXPECT_EQ(sums, *(*pool)->Sums(from, kPage));
+  EXPECT_EQ(sums, *(*pool)->Sums(to, kPage));
   EXPECT_EQ((*pool)->Page(1, 3, kPage)[0], std::byte{1});
   EXPECT_EQ((*pool)->Page(1, 1, kPage)[0], std::byte{3});
 }

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cache_daemon/core/page_pool.h"
+
+namespace promptcache::daemon {
+
+// What a worker says of where it computes.
+struct WorkerDevice {
+  std::string uuid = "CPU";
+  int driver_version = 0;  // 13000: CUDA 13.0
+  std::vector<gpu::HandleKind> importable;
+};
+
+// FailedPrecondition when the worker cannot read the pool's memory in place;
+// the words say what to change, and on which side.
+absl::Status CheckWorkerDevice(const WorkerDevice& worker,
+                               const PagePool& pool);
+
+}  // namespace promptcache::daemon
