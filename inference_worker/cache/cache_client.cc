@@ -100,6 +100,7 @@ class GrpcCacheClient final : public CacheClient {
            .worker_id = options_.worker_id,
            .model = options_.model,
            .layout = options_.layout,
+           .device = options_.device,
            .on_schema_changed = options_.on_schema_changed});
       if (!session.ok()) {
         SetError(session.status());

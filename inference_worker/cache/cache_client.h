@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/kv_layout.h"
 #include "common/module_identity.h"
+#include "cuda/runtime/device.h"
 
 namespace promptcache::worker {
 
@@ -45,6 +46,9 @@ struct AcquiredModule {
   // mapping; write_pages (reserved only) the writable alias.
   std::vector<const std::byte*> read_pages;
   std::vector<std::byte*> write_pages;
+  // The pages are in host memory, in the host tier or because the device is the
+  // CPU: a GPU copies them (from pinned memory) and reads the copy.
+  bool on_host = true;
   uint64_t generation = 0;
   uint64_t reservation_id = 0;
   std::vector<uint64_t> page_sums;  // of a hit, when asked for
@@ -115,6 +119,9 @@ class CacheClient {
     std::string worker_id;
     std::string model;
     KvLayout layout;
+    // Where this worker computes, which the daemon's device tier must be on
+    // too; null: the CPU. Must outlive the client.
+    gpu::Device* device = nullptr;
     absl::Duration acquire_timeout = absl::Seconds(1);
     // A schema changed or was deleted (revision 0); called on a gRPC thread,
     // must not block. May be empty.

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "cuda/runtime/device.h"
 #include "cuda/runtime/segment.h"
 
 namespace promptcache::worker {
@@ -20,6 +22,7 @@ struct PageRefs {
   std::vector<std::byte*> write;
   // Words of the generation array.
   std::vector<const uint64_t*> generations;
+  bool on_host = true;  // false: addresses of the device, for kernels only
 };
 
 // The daemon's memory, mapped into this process for one session: every segment
@@ -27,30 +30,46 @@ struct PageRefs {
 // Addresses hold as long as it lives.
 class ImportedMemory {
  public:
-  // Connects to the descriptor socket, receives and maps everything.
-  // Unavailable when nobody listens there.
+  // Connects to the descriptor socket and receives what comes by descriptor;
+  // nothing but the generation array is mapped yet. `device` (null: the CPU)
+  // will import, and must outlive it. Unavailable when nobody listens there.
   static absl::StatusOr<ImportedMemory> Receive(const std::string& fd_socket,
+                                                gpu::Device* device,
                                                 absl::Duration timeout);
   ImportedMemory(ImportedMemory&&) = default;
   ImportedMemory& operator=(ImportedMemory&&) = default;
 
   // What the session's first message presents.
   const std::string& token() const { return token_; }
+  gpu::Device& device() const { return *device_; }
 
-  // What the daemon's welcome says of the memory; InvalidArgument when that
-  // cannot be of what was received.
-  absl::Status Configure(uint64_t page_bytes, uint32_t generations_stride,
-                         std::span<const uint32_t> segment_ids);
+  // What the daemon's welcome says of a segment.
+  struct Told {
+    uint32_t segment = 0;
+    gpu::HandleKind kind = gpu::HandleKind::kMemfd;
+    uint64_t num_bytes = 0;  // 0: as the descriptor came
+    std::string ipc_handle;  // of kCudaIpc
+  };
+  // Maps them; descriptors of others are closed. InvalidArgument when what was
+  // received is not what is told.
+  absl::Status Import(std::span<const Told> segments);
+  // InvalidArgument when that cannot be of what was imported.
+  absl::Status Configure(uint64_t page_bytes, uint32_t generations_stride);
 
-  // Adds a run's pages. InvalidArgument when it is not within its segment.
+  // Adds a run's pages. InvalidArgument when it is not within its segment, or
+  // on the host where the runs before it are on the device.
   absl::Status AppendRun(uint32_t segment, uint32_t first_page,
                          uint32_t num_pages, PageRefs* pages) const;
 
  private:
   ImportedMemory() = default;
+  absl::StatusOr<gpu::SegmentHandle> HandleOf(const Told& told);
 
   std::string token_;
-  std::map<uint32_t, gpu::MappedSegment> segments_;
+  std::unique_ptr<gpu::Device> cpu_;  // when no other was given
+  gpu::Device* device_ = nullptr;
+  std::map<uint32_t, gpu::SegmentHandle> received_;
+  std::map<uint32_t, std::unique_ptr<gpu::ImportedSegment>> segments_;
   gpu::MappedSegment generations_;
   uint64_t page_bytes_ = 0;
   uint32_t generations_stride_ = 0;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/fault_point.h"
 #include "common/rpc/duration.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
@@ -124,6 +125,7 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
   if (!response.has_acquire()) {
     return absl::InternalError("the daemon answered something else");
   }
+  FaultPoint("acquired");
   const absl::Status taken =
       lease->Take(response.acquire(), 0, args.keys.size());
   if (!taken.ok()) {
@@ -187,6 +189,7 @@ absl::Status LeaseClient::Take(const node::v1::AcquireReply& reply,
       at.page_sum = end;
     }
     module.read_pages = std::move(pages.read);
+    module.on_host = pages.on_host;
     if (module.outcome == AcquireOutcome::kReserved) {
       module.write_pages = std::move(pages.write);
     }
@@ -241,6 +244,7 @@ absl::StatusOr<std::vector<bool>> LeaseClient::Commit(
   }
   PC_ASSIGN_OR_RETURN(const node::v1::SessionResponse response,
                       session_->Call(request_id, request, deadline));
+  FaultPoint("committed");
   if (response.commit().committed_size() != static_cast<int>(modules.size())) {
     return absl::InternalError(
         "the daemon's answer is not one for this commit");

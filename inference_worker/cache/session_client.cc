@@ -1,6 +1,8 @@
 #include "inference_worker/cache/session_client.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/endpoints.h"
@@ -26,13 +28,38 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& socket_path) {
                                    grpc::InsecureChannelCredentials(), args);
 }
 
+// An older daemon says nothing of kinds: then all came by descriptor.
+std::vector<ImportedMemory::Told> ToldSegments(
+    const node::v1::Welcome& welcome) {
+  std::vector<ImportedMemory::Told> segments;
+  size_t next_handle = 0;
+  for (int i = 0; i < welcome.segment_ids_size(); ++i) {
+    ImportedMemory::Told& told = segments.emplace_back();
+    told.segment = welcome.segment_ids(i);
+    if (i < welcome.segment_kinds_size()) {
+      told.kind = static_cast<gpu::HandleKind>(welcome.segment_kinds(i));
+    }
+    if (i < welcome.segment_bytes_size()) {
+      told.num_bytes = welcome.segment_bytes(i);
+    }
+    if (told.kind == gpu::HandleKind::kCudaIpc) {
+      told.ipc_handle = welcome.ipc_handles().substr(
+          std::min(next_handle, welcome.ipc_handles().size()),
+          gpu::kIpcHandleBytes);
+      next_handle += gpu::kIpcHandleBytes;
+    }
+  }
+  return segments;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(
     const Options& options) {
-  PC_ASSIGN_OR_RETURN(ImportedMemory memory,
-                      ImportedMemory::Receive(options.socket_path + ".fd",
-                                              options.attach_timeout));
+  PC_ASSIGN_OR_RETURN(
+      ImportedMemory memory,
+      ImportedMemory::Receive(options.socket_path + ".fd", options.device,
+                              options.attach_timeout));
   std::shared_ptr<SessionClient> session(new SessionClient(options));
   session->memory_.emplace(std::move(memory));
   session->Start();
@@ -64,6 +91,16 @@ void SessionClient::Start() {
   layout->set_page_tokens(options_.layout.page_tokens);
   layout->set_type(static_cast<uint32_t>(options_.layout.type));
   layout->set_version(options_.layout.version);
+  const gpu::DeviceInfo& device = memory_->device().info();
+  hello->set_device_uuid(device.uuid);
+  hello->set_driver_version(device.driver_version);
+  for (const gpu::HandleKind kind :
+       {gpu::HandleKind::kMemfd, gpu::HandleKind::kCudaIpc,
+        gpu::HandleKind::kCudaFd}) {
+    if (memory_->device().CanImport(kind)) {
+      hello->add_importable_kinds(static_cast<node::v1::HandleKind>(kind));
+    }
+  }
 
   MutexLock lock(&mu_);
   stub_->async()->Session(context_.get(), this);
@@ -101,11 +138,9 @@ absl::Status SessionClient::Greet() {
         absl::StrCat("the daemon's pages have ", welcome_.page_bytes(),
                      " bytes, ours ", options_.layout.page_bytes()));
   }
-  return memory_->Configure(
-      welcome_.page_bytes(), welcome_.generations_stride(),
-      std::span<const uint32_t>(
-          welcome_.segment_ids().data(),
-          static_cast<size_t>(welcome_.segment_ids_size())));
+  PC_RETURN_IF_ERROR(memory_->Import(ToldSegments(welcome_)));
+  return memory_->Configure(welcome_.page_bytes(),
+                            welcome_.generations_stride());
 }
 
 absl::Status SessionClient::loss() const {

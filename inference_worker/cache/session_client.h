@@ -41,6 +41,7 @@ class SessionClient final
     std::string worker_id;
     std::string model;
     KvLayout layout;
+    gpu::Device* device = nullptr;  // null: the CPU
     absl::Duration attach_timeout = absl::Seconds(5);
     std::function<void(const std::string&, uint64_t)> on_schema_changed;
   };

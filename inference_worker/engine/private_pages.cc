@@ -9,6 +9,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 
 namespace promptcache::worker {
 namespace {
@@ -42,7 +43,7 @@ absl::Status Populate(std::byte* base, size_t num_bytes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PrivatePages>> PrivatePages::Create(
-    const KvLayout& layout, uint64_t capacity_bytes) {
+    const KvLayout& layout, uint64_t capacity_bytes, KvMemory* memory) {
   if (absl::Status s = layout.Validate(); !s.ok()) return s;
   const size_t stride = PageStrideBytes(layout);
   const uint64_t num_pages = capacity_bytes / stride;
@@ -51,7 +52,29 @@ absl::StatusOr<std::unique_ptr<PrivatePages>> PrivatePages::Create(
         "private KV pages: capacity of ", capacity_bytes, " bytes is ",
         num_pages, " pages of ", stride, " bytes, must be 1 to 4294967295"));
   }
-  const size_t num_bytes = num_pages * stride;
+  auto pages = absl::WrapUnique(new PrivatePages(layout, num_pages));
+  pages->memory_ = memory;
+  if (memory == nullptr) {
+    PC_ASSIGN_OR_RETURN(pages->cpu_, KvMemory::Create({}));
+    pages->memory_ = pages->cpu_.get();
+  }
+  PC_RETURN_IF_ERROR(pages->TakeMemory());
+  MutexLock lock(&pages->mu_);
+  pages->free_.reserve(num_pages);
+  // The last is handed out first: lowest addresses first.
+  for (uint64_t i = num_pages; i > 0; --i) {
+    pages->free_.push_back(static_cast<uint32_t>(i - 1));
+  }
+  return pages;
+}
+
+absl::Status PrivatePages::TakeMemory() {
+  const size_t num_bytes = capacity_pages_ * page_stride_bytes_;
+  if (memory_->on_gpu()) {
+    PC_ASSIGN_OR_RETURN(buffer_, memory_->device()->Allocate(num_bytes));
+    base_ = buffer_.data();
+    return absl::OkStatus();
+  }
   void* base = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) {
@@ -59,27 +82,17 @@ absl::StatusOr<std::unique_ptr<PrivatePages>> PrivatePages::Create(
         absl::StrCat("private KV pages: cannot map ", num_bytes,
                      " bytes: ", std::strerror(errno)));
   }
-  auto pages = absl::WrapUnique(
-      new PrivatePages(layout, static_cast<std::byte*>(base), num_pages));
-  if (absl::Status s = Populate(pages->base_, num_bytes); !s.ok()) return s;
-  return pages;
+  base_ = static_cast<std::byte*>(base);
+  return Populate(base_, num_bytes);
 }
 
-PrivatePages::PrivatePages(const KvLayout& layout, std::byte* base,
-                           uint64_t capacity_pages)
+PrivatePages::PrivatePages(const KvLayout& layout, uint64_t capacity_pages)
     : layout_(layout),
       page_stride_bytes_(PageStrideBytes(layout)),
-      base_(base),
-      capacity_pages_(capacity_pages) {
-  MutexLock lock(&mu_);
-  free_.reserve(capacity_pages);
-  // The last is handed out first: lowest addresses first.
-  for (uint64_t i = capacity_pages; i > 0; --i) {
-    free_.push_back(static_cast<uint32_t>(i - 1));
-  }
-}
+      capacity_pages_(capacity_pages) {}
 
 PrivatePages::~PrivatePages() {
+  if (base_ == nullptr) return;
   {
     MutexLock lock(&mu_);
     if (free_.size() != capacity_pages_) {
@@ -87,7 +100,7 @@ PrivatePages::~PrivatePages() {
                  << " of " << capacity_pages_ << " pages were not freed";
     }
   }
-  munmap(base_, capacity_pages_ * page_stride_bytes_);
+  if (!memory_->on_gpu()) munmap(base_, capacity_pages_ * page_stride_bytes_);
 }
 
 absl::StatusOr<std::vector<std::byte*>> PrivatePages::Allocate(
@@ -107,7 +120,10 @@ absl::StatusOr<std::vector<std::byte*>> PrivatePages::Allocate(
     }
   }
   // Nothing of an earlier request is ever seen by a later one.
-  for (std::byte* page : pages) std::memset(page, 0, layout_.page_bytes());
+  if (absl::Status s = memory_->Zero(pages, layout_.page_bytes()); !s.ok()) {
+    Free(pages);
+    return s;
+  }
   return pages;
 }
 

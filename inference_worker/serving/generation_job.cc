@@ -51,6 +51,7 @@ void GenerationJob::MakeExecution() {
     options.chunk_tokens = static_cast<uint32_t>(request.prompt->chunk_tokens);
   }
   options.decoder_start = decoder_start_;
+  options.memory = pages_->memory();
   options.max_new_tokens = request.warm ? 0 : room_;
   execution_ = std::make_unique<PlanExecution>(request.prompt->plan,
                                                pages_->layout(), options);
@@ -101,7 +102,9 @@ bool GenerationJob::TakeModules(ModuleSet set) {
   for (size_t i = 0; i < modules.sources.size(); ++i) {
     switch (modules.sources[i]) {
       case ModuleSource::kUnused:
+        break;
       case ModuleSource::kRead:
+        if (ReadsCopy(i)) count += execution_->module_pages(i);
         break;
       case ModuleSource::kPrivate:
       case ModuleSource::kPending:  // for the case that we give up waiting
@@ -123,7 +126,24 @@ bool GenerationJob::TakeModules(ModuleSet set) {
   return true;
 }
 
-void GenerationJob::BeginStage() {
+bool GenerationJob::ReadsCopy(size_t module) const {
+  return modules.lease->modules()[module].on_host && pages_->memory()->on_gpu();
+}
+
+absl::Status GenerationJob::ReadModule(size_t module) {
+  const std::vector<const std::byte*>& pages =
+      modules.lease->modules()[module].read_pages;
+  if (!ReadsCopy(module)) {
+    execution_->SetReadable(module, pages);
+    return absl::OkStatus();
+  }
+  const std::vector<std::byte*> copies = TakePages(pages.size());
+  execution_->SetReadable(module, {copies.begin(), copies.end()});
+  return pages_->memory()->CopyFromHost(pages, copies,
+                                        pages_->layout().page_bytes());
+}
+
+absl::Status GenerationJob::BeginStage() {
   state = State::kPrefill;
   sampled = false;
   stage_begin = absl::Now();
@@ -131,7 +151,7 @@ void GenerationJob::BeginStage() {
     const ModuleSource source = modules.sources[i];
     if (encoded_[i] || request.full_attention) continue;
     if (source == ModuleSource::kRead) {
-      execution_->SetReadable(i, modules.lease->modules()[i].read_pages);
+      if (absl::Status s = ReadModule(i); !s.ok()) return s;
     } else if (source == ModuleSource::kCreate) {
       const AcquiredModule& module = modules.lease->modules()[i];
       execution_->SetWritable(i, module.read_pages, module.write_pages);
@@ -147,7 +167,10 @@ void GenerationJob::BeginStage() {
       execution_->EncodeModule(i, TakePages(execution_->temporary_pages(i)));
     }
   }
-  if (request.warm || modules.HasPending() || fresh_queued_) return;
+  if (!execution_->memory_status().ok()) return execution_->memory_status();
+  if (request.warm || modules.HasPending() || fresh_queued_) {
+    return absl::OkStatus();
+  }
   fresh_queued_ = true;
   // What was set aside for modules that came from the cache after all.
   if (!spare_pages_.empty()) {
@@ -159,6 +182,7 @@ void GenerationJob::BeginStage() {
   }
   execution_->ComputeFresh();
   if (!tokens_.generated().empty()) execution_->Append(tokens_.generated());
+  return absl::OkStatus();
 }
 
 void GenerationJob::Emit(TokenEvent event) {

@@ -64,8 +64,9 @@ class GenerationJob {
   // False when the pages are not free now: the caller restarts it.
   bool TakeModules(ModuleSet set);
   // Queues rows for all that can be encoded now and, when nothing is pending,
-  // for the fresh parts. The job has rows, or has finished its stage.
-  void BeginStage();
+  // for the fresh parts. The job has rows, or has finished its stage. Fails
+  // when a GPU does.
+  absl::Status BeginStage();
   // A token was sampled from the logits of its last row.
   void Sample(std::span<const float> logits);
   // Prefill is done and committed: events may flow.
@@ -112,6 +113,9 @@ class GenerationJob {
   std::vector<size_t> read_modules;  // of the plan
 
  private:
+  // A module in the host tier that the GPU does not read in place.
+  bool ReadsCopy(size_t module) const;
+  absl::Status ReadModule(size_t module);
   std::vector<std::byte*> TakePages(uint64_t count);
   uint64_t AllModulePages() const;
   void MakeExecution();

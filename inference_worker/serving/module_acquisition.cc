@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/page_sum.h"
 #include "glog/logging.h"
 #include "inference_worker/serving/plan_execution.h"
 
@@ -42,21 +41,22 @@ bool PagesAreSound(const AcquiredModule& module,
       module.page_sums.size() != pages) {
     return true;
   }
-  const auto sound = [&](size_t page) {
-    return PageSum({module.read_pages[page], options.layout.page_bytes()}) ==
-           module.page_sums[page];
+  // Pages [first, first + count). What cannot be read is left to the pass.
+  const auto sound = [&](size_t first, size_t count) {
+    const auto sums =
+        options.memory->Sums(std::span(module.read_pages).subspan(first, count),
+                             options.layout.page_bytes(), module.on_host);
+    if (!sums.ok()) LOG(ERROR) << "pages were not checked: " << sums.status();
+    return !sums.ok() ||
+           std::ranges::equal(
+               *sums, std::span(module.page_sums).subspan(first, count));
   };
-  if (options.verify == VerifyMode::kAlways) {
-    for (size_t page = 0; page < pages; ++page) {
-      if (!sound(page)) return false;
-    }
-    return true;
-  }
+  if (options.verify == VerifyMode::kAlways) return sound(0, pages);
   if (*budget == 0) return true;
   --*budget;
   // Another page each time; which one needs no better randomness than this.
   static std::atomic<uint32_t> turn{0};
-  return sound(turn.fetch_add(1, std::memory_order_relaxed) % pages);
+  return sound(turn.fetch_add(1, std::memory_order_relaxed) % pages, 1);
 }
 
 void SetFromOutcome(const GenerationRequest& request,
@@ -288,9 +288,14 @@ int CommitModules(const GenerationRequest& request,
                                      : request.prompt->policies[i];
     CommitModule commit;
     commit.reservation_id = module.reservation_id;
-    for (const std::byte* page : module.read_pages) {
-      commit.page_sums.push_back(PageSum({page, options.layout.page_bytes()}));
+    auto sums = options.memory->Sums(
+        module.read_pages, options.layout.page_bytes(), module.on_host);
+    if (!sums.ok()) {
+      set->AddNotice(
+          absl::StrCat("modules were not kept: ", sums.status().message()));
+      return -1;
     }
+    commit.page_sums = *std::move(sums);
     commit.schema = plan.schema;
     commit.path = plan.modules[i].path;
     commit.text_sha256 = plan.modules[i].text_sha256;

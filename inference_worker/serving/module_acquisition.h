@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "common/kv_layout.h"
 #include "inference_worker/cache/cache_client.h"
+#include "inference_worker/engine/kv_memory.h"
 #include "inference_worker/serving/generation.h"
 
 // What a request has of its modules, and the parts of its life that wait for
@@ -46,6 +47,7 @@ struct ModuleSet {
 struct AcquisitionOptions {
   VerifyMode verify = VerifyMode::kSample;
   KvLayout layout;
+  KvMemory* memory = nullptr;  // reads pages that are summed
 };
 
 // Everything is computed privately; `client` is not asked.

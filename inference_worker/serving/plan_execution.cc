@@ -210,9 +210,16 @@ void PlanExecution::ZeroUnusedSlots(size_t module) {
   std::byte* page = modules_[module].write.back();
   const size_t stride = layout_.token_stride_bytes();
   const size_t heads = size_t{2} * layout_.num_layers * layout_.num_kv_heads;
+  const KvMemory::Rows rows{.first = page + used * stride,
+                            .pitch = layout_.head_stride_bytes(),
+                            .width = (layout_.page_tokens - used) * stride,
+                            .height = heads};
+  if (options_.memory != nullptr && options_.memory->on_gpu()) {
+    memory_status_.Update(options_.memory->Zero(rows));
+    return;
+  }
   for (size_t h = 0; h < heads; ++h) {
-    std::memset(page + h * layout_.head_stride_bytes() + used * stride, 0,
-                (layout_.page_tokens - used) * stride);
+    std::memset(rows.first + h * rows.pitch, 0, rows.width);
   }
 }
 

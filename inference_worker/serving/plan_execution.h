@@ -12,6 +12,7 @@
 #include "common/kv_view.h"
 #include "common/pml/plan.h"
 #include "inference_worker/engine/backend.h"
+#include "inference_worker/engine/kv_memory.h"
 
 namespace promptcache::worker {
 
@@ -65,6 +66,8 @@ class PlanExecution {
     // from 1, see all segments. Links do nothing, and a plan that ends in a
     // module needs no token anew.
     std::optional<int32_t> decoder_start;
+    // Where pages lie; null: on the CPU.
+    KvMemory* memory = nullptr;
   };
 
   PlanExecution(std::shared_ptr<const pml::Plan> plan, const KvLayout& layout,
@@ -89,9 +92,11 @@ class PlanExecution {
                    std::vector<std::byte*> write_pages);
 
   // Queues the rows that compute a module's states, and zeroes the unused
-  // slots of its last page. REQUIRES: SetWritable; every module that it sees
-  // has its pages and is readable or was queued before.
+  // slots of its last page (a GPU's failure to do so is in memory_status).
+  // REQUIRES: SetWritable; every module that it sees has its pages and is
+  // readable or was queued before.
   void EncodeModule(size_t module, std::vector<std::byte*> temporary_pages);
+  const absl::Status& memory_status() const { return memory_status_; }
   // Queues the fresh parts; the last row gives logits. REQUIRES: SetTail, and
   // the pages of every module that a span uses.
   void ComputeFresh();
@@ -165,6 +170,7 @@ class PlanExecution {
   Run frame_;
   std::vector<int32_t> generated_;
 
+  absl::Status memory_status_;
   std::deque<Run> runs_;  // the first may be partly done
   size_t rows_left_ = 0;
 };

@@ -1,13 +1,12 @@
 #include "inference_worker/serving/prefix_retention.h"
 
-#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/module_key.h"
-#include "common/page_sum.h"
+#include "common/status_macros.h"
 #include "inference_worker/serving/prefix_plan.h"
 
 namespace promptcache::worker {
@@ -32,16 +31,19 @@ CacheClient::AcquireArgs ArgsOf(const Chunks& chunks, size_t first,
   return args;
 }
 
-CommitModule CopyInto(const AcquiredModule& module, const Chunks& chunks,
-                      size_t index, const ModulePolicy& policy,
-                      std::span<const std::byte* const> pages,
-                      size_t page_bytes) {
+absl::StatusOr<CommitModule> CopyInto(const AcquiredModule& module,
+                                      const Chunks& chunks, size_t index,
+                                      const ModulePolicy& policy,
+                                      std::span<const std::byte* const> pages,
+                                      const AcquisitionOptions& options) {
   CommitModule commit;
   commit.reservation_id = module.reservation_id;
-  for (size_t p = 0; p < pages.size(); ++p) {
-    std::memcpy(module.write_pages[p], pages[p], page_bytes);
-    commit.page_sums.push_back(PageSum({module.read_pages[p], page_bytes}));
-  }
+  const size_t page_bytes = options.layout.page_bytes();
+  PC_RETURN_IF_ERROR(
+      options.memory->Copy(pages, module.write_pages, page_bytes));
+  PC_ASSIGN_OR_RETURN(
+      commit.page_sums,
+      options.memory->Sums(module.read_pages, page_bytes, module.on_host));
   commit.schema = kPrefixSchema;
   commit.path = chunks.plan.modules[index].path;
   commit.text_sha256 = chunks.plan.modules[index].text_sha256;
@@ -56,8 +58,8 @@ CommitModule CopyInto(const AcquiredModule& module, const Chunks& chunks,
 }  // namespace
 
 RetainedTail RetainTail(CacheClient* client, const GenerationRequest& request,
-                        const KvLayout& layout, std::span<const int32_t> tokens,
-                        size_t first_chunk,
+                        const AcquisitionOptions& options,
+                        std::span<const int32_t> tokens, size_t first_chunk,
                         std::span<const std::byte* const> pages,
                         absl::Time deadline) {
   RetainedTail result;
@@ -75,7 +77,7 @@ RetainedTail RetainTail(CacheClient* client, const GenerationRequest& request,
         absl::StrCat("the answer was not kept: ", lease.status().message());
     return result;
   }
-  const size_t chunk_pages = layout.PagesFor(kPrefixChunkTokens);
+  const size_t chunk_pages = options.layout.PagesFor(kPrefixChunkTokens);
   std::vector<bool> kept(count, false);
   std::vector<size_t> copied;
   std::vector<CommitModule> commits;
@@ -83,9 +85,15 @@ RetainedTail RetainTail(CacheClient* client, const GenerationRequest& request,
     const AcquiredModule& module = (*lease)->modules()[i];
     kept[i] = module.outcome == AcquireOutcome::kHit;
     if (module.outcome != AcquireOutcome::kReserved) continue;
-    commits.push_back(CopyInto(module, chunks, first_chunk + i, *request.retain,
-                               pages.subspan(i * chunk_pages, chunk_pages),
-                               layout.page_bytes()));
+    auto commit =
+        CopyInto(module, chunks, first_chunk + i, *request.retain,
+                 pages.subspan(i * chunk_pages, chunk_pages), options);
+    if (!commit.ok()) {
+      result.notice =
+          absl::StrCat("the answer was not kept: ", commit.status().message());
+      return result;
+    }
+    commits.push_back(*std::move(commit));
     copied.push_back(i);
   }
   if (!commits.empty()) {

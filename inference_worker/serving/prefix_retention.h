@@ -6,9 +6,9 @@
 #include <string>
 
 #include "absl/time/time.h"
-#include "common/kv_layout.h"
 #include "inference_worker/cache/cache_client.h"
 #include "inference_worker/serving/generation.h"
+#include "inference_worker/serving/module_acquisition.h"
 
 namespace promptcache::worker {
 
@@ -23,8 +23,8 @@ struct RetainedTail {
 // chunk, `pages` the tail's from chunk `first_chunk` on. REQUIRES: the prompt
 // is cut into chunks, a chunk is whole pages. Blocks: runs on the executor.
 RetainedTail RetainTail(CacheClient* client, const GenerationRequest& request,
-                        const KvLayout& layout, std::span<const int32_t> tokens,
-                        size_t first_chunk,
+                        const AcquisitionOptions& options,
+                        std::span<const int32_t> tokens, size_t first_chunk,
                         std::span<const std::byte* const> pages,
                         absl::Time deadline);
 

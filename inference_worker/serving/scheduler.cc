@@ -45,7 +45,9 @@ Scheduler::Scheduler(const Options& options, Backend* backend,
       pages_(pages),
       tokenizer_(tokenizer),
       client_(client),
-      acquisition_{.verify = options.verify, .layout = backend->layout()},
+      acquisition_{.verify = options.verify,
+                   .layout = backend->layout(),
+                   .memory = pages->memory()},
       context_length_(
           options.context_length == 0
               ? backend->context_length()
@@ -360,11 +362,16 @@ void Scheduler::OnAcquired(const Job& job, ModuleSet set) {
     RestartJob(job.get(), "");
     return;
   }
-  job->BeginStage();
-  AfterBegin(job);
+  Begin(job);
 }
 
-void Scheduler::AfterBegin(const Job& job) {
+void Scheduler::Begin(const Job& job) {
+  if (const absl::Status begun = job->BeginStage(); !begun.ok()) {
+    LOG(ERROR) << "a request's pages: " << begun;
+    Fail(job.get(), absl::InternalError(absl::StrCat(
+                        "the model could not be run: ", begun.message())));
+    return;
+  }
   if (job->execution()->rows_left() == 0) StageDone(job);
 }
 
@@ -397,8 +404,8 @@ void Scheduler::StartRetain(const Job& job) {
       job,
       [this, job, tail, deadline] {
         const GenerationJob::Tail kept = job->TailToRetain();
-        *tail = RetainTail(client_, job->request, acquisition_.layout,
-                           kept.tokens, kept.first_chunk, kept.pages, deadline);
+        *tail = RetainTail(client_, job->request, acquisition_, kept.tokens,
+                           kept.first_chunk, kept.pages, deadline);
       },
       [job, tail] { job->FinishRetained(*tail); });
 }
@@ -444,8 +451,7 @@ void Scheduler::StartWait(const Job& job) {
       [this, job, begin, corrupt_before] {
         job->timings.wait_pending += absl::Now() - begin;
         corrupt_ += job->modules.corrupt - corrupt_before;
-        job->BeginStage();
-        AfterBegin(job);
+        Begin(job);
       });
 }
 

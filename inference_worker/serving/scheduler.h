@@ -123,9 +123,10 @@ class Scheduler {
   void StageDone(const Job& job);
   void StartCommit(const Job& job);
   void StartWait(const Job& job);
-  void AfterBegin(const Job& job);
   void StartDecoding(const Job& job);
   void StartRetain(const Job& job);
+  // Begins a stage; its rows are run, or it is done at once.
+  void Begin(const Job& job);
   void RestartJob(GenerationJob* job, const std::string& notice);
   // Runs `task` on the executor and `then` on the scheduler's thread.
   void RunBlocking(const Job& job, std::function<void()> task,

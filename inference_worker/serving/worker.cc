@@ -190,6 +190,7 @@ absl::Status Worker::Connect(const Options& options) {
   cache.worker_id = WorkerId();
   cache.model = description_.name;
   cache.layout = backend_->layout();
+  cache.device = options.memory.device;
   cache.acquire_timeout = options.acquire_timeout;
   cache.on_schema_changed = [compiler = compiler_.get()](
                                 const std::string& name, uint64_t) {
@@ -210,9 +211,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const Options& options) {
     PC_ASSIGN_OR_RETURN(const std::unique_ptr<ModelFile> file,
                         worker->LoadModel(options));
   }
+  PC_ASSIGN_OR_RETURN(worker->memory_, KvMemory::Create(options.memory));
   PC_ASSIGN_OR_RETURN(
       worker->pages_,
-      PrivatePages::Create(worker->backend_->layout(), options.tail_bytes));
+      PrivatePages::Create(worker->backend_->layout(), options.tail_bytes,
+                           worker->memory_.get()));
   PC_RETURN_IF_ERROR(worker->Connect(options));
   Scheduler::Options scheduler = options.scheduler;
   PC_ASSIGN_OR_RETURN(scheduler.no_reuse, worker->ReuseRefusal());

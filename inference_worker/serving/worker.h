@@ -13,6 +13,7 @@
 #include "inference_worker/cache/registry_client.h"
 #include "inference_worker/engine/backend.h"
 #include "inference_worker/engine/families/reuse.h"
+#include "inference_worker/engine/kv_memory.h"
 #include "inference_worker/engine/private_pages.h"
 #include "inference_worker/model/model_file.h"
 #include "inference_worker/serving/prompt_compiler.h"
@@ -49,6 +50,9 @@ class Worker {
     std::string numerics = "auto";  // engine/numerics.h
     uint32_t num_threads = 0;       // 0: all cores
     uint64_t tail_bytes = uint64_t{512} << 20;
+    // Where its pages lie, which the cache's device tier must be on too. The
+    // device (null: the CPU) must outlive the worker.
+    KvMemory::Options memory;
     absl::Duration acquire_timeout = absl::Seconds(1);
     pml::Limits limits;
     Scheduler::Options scheduler;
@@ -85,6 +89,7 @@ class Worker {
   ReuseRule reuse_rule_ = ReuseRule::kAnywhere;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<KvMemory> memory_;
   std::unique_ptr<PrivatePages> pages_;
   std::unique_ptr<RegistryClient> registry_;
   std::unique_ptr<SchemaSource> schemas_;
