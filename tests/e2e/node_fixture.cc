@@ -218,11 +218,32 @@ void NodeTest::StartDaemon(const std::vector<std::string>& flags) {
   const std::string base = absl::StrCat(dir_.path(), "/daemon", num_daemons_++);
   std::vector<std::string> args{"--socket=" + dir_.path() + "/daemon.sock",
                                 "--db=" + dir_.path() + "/registry.db",
-                                "--device_bytes=32MiB", "--segment_bytes=8MiB"};
+                                "--device=" + device_, "--device_bytes=32MiB",
+                                "--segment_bytes=8MiB"};
   args.insert(args.end(), flags.begin(), flags.end());
   logs_.push_back(base + ".log");
-  daemon_ = StartServer(launcher_, "promptcache-daemon", args, base,
+  daemon_ = StartServer(launcher_, programs_ + "promptcache-daemon", args, base,
                         &daemon_address_);
+}
+
+void NodeTest::UseEmulatedGpu() {
+  programs_ = "emulated/";
+  device_ = "cuda";
+}
+
+ChildProcess NodeTest::StartPageWorker(const std::vector<std::string>& flags) {
+  const std::string log =
+      absl::StrCat(dir_.path(), "/pages", num_workers_++, ".log");
+  std::vector<std::string> args{"--daemon_socket=" + dir_.path() +
+                                "/daemon.sock"};
+  args.insert(args.end(), flags.begin(), flags.end());
+  logs_.push_back(log);
+  auto process = ChildProcess::Start(
+      {.program = absl::StrCat(PROMPTCACHE_BIN, "emulated/page-worker"),
+       .args = std::move(args),
+       .log_path = log});
+  EXPECT_TRUE(process.ok()) << process.status();
+  return process.ok() ? *std::move(process) : ChildProcess();
 }
 
 std::unique_ptr<WorkerProcess> NodeTest::StartWorker(

@@ -106,6 +106,10 @@ class NodeTest : public ::testing::Test {
   // and mount namespaces of its own, where it is process 1. False: not to be
   // had here. Their ChildProcess is the launcher: SIGKILL reaches the server.
   bool UseContainers();
+  // Daemon and workers from now on: those of build/bin/emulated, on its GPU.
+  void UseEmulatedGpu();
+  // A tests/e2e/page_worker of that node, which is not waited for.
+  ChildProcess StartPageWorker(const std::vector<std::string>& flags);
 
   const std::string& dir() const { return dir_.path(); }
   const std::string& model_path() const { return model_path_; }
@@ -113,6 +117,8 @@ class NodeTest : public ::testing::Test {
  private:
   TempDir dir_;
   std::string model_path_;
+  std::string programs_;  // folder below build/bin
+  std::string device_ = "cpu";
   worker::TinyLlamaSpec spec_;
   std::vector<std::string> launcher_;
   int num_workers_ = 0;
