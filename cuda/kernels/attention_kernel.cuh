@@ -59,7 +59,7 @@ __device__ __forceinline__ void MultiplyKeys(
     if (n * 16 >= tokens) break;  // short views cost steps of 16 tokens
     const int row = Block::FirstToken() + n * 16 + lane % 8 + (lane >> 4) * 8;
     // Without registers for queries there are none for many loads at once.
-    constexpr int kUnroll =
+    [[maybe_unused]] constexpr int kUnroll =  // by the pragma of nvcc
         Block::Shape::kQueriesInRegisters ? Block::kSteps : 4;
 #pragma unroll kUnroll
     for (int step = 0; step < Block::kSteps; ++step) {
