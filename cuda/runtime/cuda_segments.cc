@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -167,7 +168,7 @@ class VmmMapping {
     return *this;
   }
   ~VmmMapping() { Reset(); }
-  std::byte* base() const { return reinterpret_cast<std::byte*>(address_); }
+  std::byte* base() const { return std::bit_cast<std::byte*>(address_); }
 
  private:
   void Reset() {
@@ -308,8 +309,7 @@ absl::StatusOr<std::unique_ptr<ImportedSegment>> ImportVmm(
   CUmemGenericAllocationHandle raw = 0;
   PC_RETURN_IF_ERROR(driver.Check(
       driver.mem_import(
-          &raw,
-          reinterpret_cast<void*>(static_cast<uintptr_t>(handle.fd.get())),
+          &raw, std::bit_cast<void*>(static_cast<uintptr_t>(handle.fd.get())),
           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "cuMemImportFromShareableHandle"));
   auto allocation = std::make_unique<VmmAllocation>(driver, raw);

@@ -108,7 +108,7 @@ absl::StatusOr<std::vector<uint64_t>> KvMemory::SumsByKernel(
       Reserve(table_bytes + sums_bytes, table_bytes + sums_bytes));
   std::byte* const staging = staging_.data();
   std::byte* const scratch = scratch_.data();
-  std::memcpy(staging, pages.data(), table_bytes);
+  std::memcpy(staging, static_cast<const void*>(pages.data()), table_bytes);
   PC_RETURN_IF_ERROR(options_.device->MakeCurrent());
   PC_RETURN_IF_ERROR(
       stream_->Copy(scratch, staging, table_bytes, gpu::CopyKind::kToDevice));

@@ -86,7 +86,8 @@ RetainedTail RetainTail(CacheClient* client, const GenerationRequest& request,
     kept[i] = module.outcome == AcquireOutcome::kHit;
     if (module.outcome != AcquireOutcome::kReserved) continue;
     auto commit =
-        CopyInto(module, chunks, first_chunk + i, *request.retain,
+        CopyInto(module, chunks, first_chunk + i,
+                 request.retain.value_or(ModulePolicy{}),
                  pages.subspan(i * chunk_pages, chunk_pages), options);
     if (!commit.ok()) {
       result.notice =
