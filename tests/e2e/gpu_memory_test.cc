@@ -90,6 +90,25 @@ TEST_P(GpuHandlesTest, WrittenByOneProcessAndReadInPlaceByAnother) {
   EXPECT_EQ(DeviceTier().used_bytes(), 300u * 4096);
 }
 
+TEST_P(GpuHandlesTest, TheStatsCommandNamesTheGpuAndTheKinds) {
+  StartGpuDaemon(GetParam(), {"--host_bytes=2MiB"});
+  const std::string log = dir() + "/stats.log";
+  auto stats =
+      ChildProcess::Start({.program = PROMPTCACHE_BIN "promptcache",
+                           .args = {"stats", "--daemon", daemon_address()},
+                           .log_path = log});
+  PC_ASSERT_OK(stats);
+  EXPECT_THAT(stats->Wait(kPatience),
+              IsOkAndHolds(std::string("exit status 0")));
+  EXPECT_THAT(
+      stats->Log(),
+      AllOf(HasSubstr("Emulated GPU 0 GPU-"),
+            HasSubstr(GetParam() == "fd"    ? "map it by fd, read-only"
+                      : GetParam() == "ipc" ? "map it by ipc, writable"
+                                            : "map it by fd, ipc, writable"),
+            HasSubstr("map it by memfd, read-only")));
+}
+
 // With both in turn, a module may lie in segments of both kinds.
 TEST_P(GpuHandlesTest, AModuleMayFillTheWholeTier) {
   StartGpuDaemon(GetParam());
