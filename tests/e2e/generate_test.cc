@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/grpc_status.h"
+#include "grpcpp/grpcpp.h"
+#include "promptcache/v1/inference.grpc.pb.h"
 #include "tests/e2e/node_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -71,6 +73,107 @@ TEST_F(GenerateTest, AnEncoderDecoderAnswersFromTheCache) {
   EXPECT_GT(created.usage().created_tokens(), 0u);
   EXPECT_EQ(cached.usage().cached_tokens(), created.usage().created_tokens());
   EXPECT_EQ(cached.usage().created_tokens(), 0u);
+}
+
+v1::GenerateRequest Chat(const std::vector<std::string>& turns) {
+  v1::GenerateRequest request;
+  request.set_max_tokens(24);
+  request.set_ignore_eos(true);
+  request.set_top_logprobs(1);
+  for (size_t i = 0; i < turns.size(); ++i) {
+    v1::Message* message =
+        request.mutable_prompt()->mutable_messages()->add_messages();
+    message->set_role(i % 2 == 0 ? "user" : "assistant");
+    message->set_content(turns[i]);
+  }
+  return request;
+}
+
+TEST_F(GenerateTest, AConversationIsReadWhereverItGoesOn) {
+  v1::GenerateRequest first = Chat({Words(40)});
+  first.mutable_retain()->mutable_ttl()->set_seconds(600);
+  const Answer begun = worker_->Generate(first);
+  PC_ASSERT_OK(begun.status);
+  EXPECT_GT(begun.usage().created_tokens(), 128u);
+  EXPECT_GE(begun.usage().retained_tokens(), begun.usage().created_tokens());
+  EXPECT_EQ(begun.completed.exactness(), v1::EXACTNESS_EXACT);
+
+  auto other = StartWorker();
+  WaitAttached(other.get());
+  const auto second = Chat({Words(40), begun.text, "And then?"});
+  const Answer cached = other->Generate(second);
+  PC_ASSERT_OK(cached.status);
+  EXPECT_GE(cached.usage().cached_tokens(), begun.usage().created_tokens());
+  EXPECT_EQ(cached.usage().created_tokens(), 0u);  // it did not ask to retain
+  EXPECT_EQ(cached.completed.exactness(), v1::EXACTNESS_EXACT);
+  const Answer bypass = other->Generate(Bypass(second));
+  PC_ASSERT_OK(bypass.status);
+  EXPECT_EQ(bypass.usage().cached_tokens(), 0u);
+  EXPECT_EQ(cached.completed.logits_sha256(), bypass.completed.logits_sha256());
+  EXPECT_EQ(cached.ids, bypass.ids);
+
+  // They are modules like others: listed, and let go by name.
+  uint64_t tokens = 0;
+  for (const v1::Module& module : Modules(/*include_absent=*/false)) {
+    EXPECT_EQ(module.schema(), "~prefix");
+    tokens += module.num_tokens();
+  }
+  EXPECT_EQ(tokens, begun.usage().retained_tokens());
+}
+
+TEST_F(GenerateTest, RegisteredModulesAreFoundInPlainText) {
+  const std::string document = Words(30);
+  PC_ASSERT_OK(worker_->PutSchema(
+      "<schema name=\"doc\">Read this: <module name=\"text\">" + document +
+      "</module></schema>"));
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("Read this: " + document + " Why?");
+  request.set_max_tokens(8);
+  request.set_ignore_eos(true);
+  request.set_top_logprobs(1);
+  request.set_match(v1::MATCH_AUTO);
+  const Answer created = worker_->Generate(request);
+  PC_ASSERT_OK(created.status);
+  EXPECT_EQ(created.started.matched_schema(), "doc");
+  EXPECT_GT(created.usage().created_tokens(), 100u);
+  // What a prompt of that schema left there is found, too.
+  const Answer imported = worker_->Generate(
+      Request("<prompt schema=\"doc\"><text/> Why?</prompt>", 8));
+  EXPECT_EQ(imported.usage().cached_tokens(), created.usage().created_tokens());
+  const Answer cached = worker_->Generate(request);
+  EXPECT_EQ(cached.usage().cached_tokens(), created.usage().created_tokens());
+  const Answer bypass = worker_->Generate(Bypass(request));
+  EXPECT_EQ(cached.completed.logits_sha256(), bypass.completed.logits_sha256());
+  EXPECT_EQ(cached.completed.logits_sha256(),
+            imported.completed.logits_sha256());
+  request.clear_match();
+  const Answer plain = worker_->Generate(request);
+  EXPECT_EQ(plain.started.matched_schema(), "");
+  EXPECT_EQ(plain.usage().cached_tokens(), 0u);
+}
+
+TEST_F(GenerateTest, AReaderThatStopsReadingDelaysNobody) {
+  auto channel = grpc::CreateChannel(worker_->address(),
+                                     grpc::InsecureChannelCredentials());
+  auto stub = v1::InferenceService::NewStub(channel);
+  grpc::ClientContext context;
+  v1::GenerateRequest slow = Request("", 900);
+  slow.mutable_prompt()->set_text("On and on");
+  slow.set_ignore_eos(true);
+  slow.set_top_logprobs(20);  // more than the stream's window
+  auto reader = stub->Generate(&context, slow);
+  v1::GenerateResponse event;
+  ASSERT_TRUE(reader->Read(&event));
+  v1::GenerateRequest quick = Request("", 12);
+  quick.mutable_prompt()->set_text("Now");
+  for (int i = 0; i < 3; ++i) {
+    PC_ASSERT_OK(worker_->Generate(quick).status);
+  }
+  // Nothing was lost meanwhile.
+  int tokens = 0;
+  while (reader->Read(&event)) tokens += event.delta().tokens_size();
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(tokens, 900);
 }
 
 TEST_F(GenerateTest, ASecondWorkerReadsWhatTheFirstEncoded) {
