@@ -1,8 +1,10 @@
 // attention_sweep: every attention case against double precision.
 //   attention_sweep            the whole product, about 10000 cases
+//   attention_sweep 64         those of one head size
 //   attention_sweep quick      what the sanitizers and planted faults run
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "attention_sweep.h"
@@ -28,13 +30,15 @@ void Run(const AttentionCase& c, Totals* totals) {
               outcome.fault.empty() ? "bank conflicts" : outcome.fault.c_str());
 }
 
-int Main(bool quick) {
+// only: the head size; 0: all.
+int Main(bool quick, uint32_t only) {
   Totals totals;
   const auto begin = std::chrono::steady_clock::now();
   if (quick) {
     for (const AttentionCase& c : QuickCases()) Run(c, &totals);
   } else {
     for (uint32_t head_dim : kHeadDims) {
+      if (only != 0 && head_dim != only) continue;
       for (ElementType type : {ElementType::kBf16, ElementType::kFp16}) {
         for (const AttentionCase& c : SweepCases(type, head_dim, true)) {
           Run(c, &totals);
@@ -56,5 +60,7 @@ int Main(bool quick) {
 }  // namespace promptcache::gpu
 
 int main(int argc, char** argv) {
-  return promptcache::gpu::Main(argc > 1 && std::strcmp(argv[1], "quick") == 0);
+  const bool quick = argc > 1 && std::strcmp(argv[1], "quick") == 0;
+  const int only = argc > 1 && !quick ? std::atoi(argv[1]) : 0;
+  return promptcache::gpu::Main(quick, static_cast<uint32_t>(only));
 }
