@@ -59,6 +59,14 @@ cudaError_t LaunchBlocks(const AttentionParams& p, cudaStream_t stream) {
 
 }  // namespace
 
+bool HasAttention(uint32_t head_dim) {
+#ifdef PC_KERNELS_TEST_HEAD_DIMS
+  if (head_dim == 16 || head_dim == 32) return true;
+#endif
+  return head_dim == 64 || head_dim == 80 || head_dim == 96 ||
+         head_dim == 128 || head_dim == 256;
+}
+
 cudaError_t LaunchAttention(const AttentionParams& params,
                             cudaStream_t stream) {
   if (params.grid.large_items == 0 && params.grid.small_items == 0) {

@@ -75,6 +75,9 @@ struct AttentionParams {
   uint32_t window = 0;
 };
 
+// Whether the kernels were compiled for heads of that size.
+bool HasAttention(uint32_t head_dim);
+
 // Softmax attention of every row over what the plan says that it sees: at most
 // three kernels on `stream`. Sums are fp32, softmax in base 2, probabilities
 // are rounded to `type` for the product with the values; a row that sees

@@ -1,24 +1,19 @@
 #include "inference_worker/engine/cuda_model.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/status_macros.h"
+#include "cuda/kernels/attention.h"
 #include "inference_worker/cpu/rope_table.h"
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/families/reuse.h"
 
 namespace promptcache::worker {
 namespace {
-
-// 16 and 32 are of tests: the emulated kernels have them, those of a GPU say
-// that they do not when the first pass is run (CreateCudaBackend does).
-constexpr std::array kHeadDims = {16u, 32u, 64u, 80u, 96u, 128u, 256u};
 
 absl::StatusOr<gpu::RopeView> MakeRope(const ModelConfig& config, bool local,
                                        gpu::Device& device,
@@ -48,10 +43,10 @@ absl::StatusOr<gpu::RopeView> MakeRope(const ModelConfig& config, bool local,
 
 absl::Status CheckCudaModel(const ModelConfig& config,
                             const CudaBackendOptions& options) {
-  if (std::ranges::find(kHeadDims, config.head_dim) == kHeadDims.end()) {
+  if (!gpu::HasAttention(config.head_dim)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("head_dim ", config.head_dim, ": the GPU kernels have ",
-                     absl::StrJoin(kHeadDims, ", ")));
+        absl::StrCat("head_dim ", config.head_dim,
+                     ": the GPU kernels have 64, 80, 96, 128 and 256"));
   }
   if (config.positions == PositionKind::kRope && config.rope.dims % 4 != 0) {
     return absl::InvalidArgumentError(

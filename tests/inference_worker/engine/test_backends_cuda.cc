@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "cuda/kernels/attention.h"
 #include "cuda/runtime/gpus.h"
 #include "glog/logging.h"
 #include "inference_worker/engine/cuda_backend.h"
@@ -20,10 +21,7 @@ gpu::Device* TestGpu() {
 
 std::vector<std::string> TestBackends() { return {"cuda"}; }
 
-bool TestBackendsHave(uint32_t head_dim) {
-  return head_dim == 16 || head_dim == 32 || head_dim == 64 || head_dim == 80 ||
-         head_dim == 96 || head_dim == 128 || head_dim == 256;
-}
+bool TestBackendsHave(uint32_t head_dim) { return gpu::HasAttention(head_dim); }
 
 std::vector<uint32_t> TestPageSizes() { return {1, 8, 64}; }
 
