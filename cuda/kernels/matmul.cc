@@ -16,6 +16,9 @@ constexpr int32_t kSmallStep = 16;
 constexpr int32_t kSmallRows = 256;
 constexpr int32_t kLargeStep = 64;
 
+// Of matrices, in bytes, that an algorithm may count on.
+constexpr uint32_t kAlignmentBytes = 16;
+
 int32_t RoundUp(int32_t value, int32_t step) {
   return (value + step - 1) / step * step;
 }
@@ -51,6 +54,16 @@ absl::StatusOr<std::unique_ptr<Matmul>> Matmul::Create(Device& device,
                                  CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                  &bytes, sizeof(bytes)),
               "cublasLtMatmulPreferenceSetAttribute"));
+  // Blocks of rows of an odd width begin anywhere.
+  const uint32_t alignment = kAlignmentBytes;
+  for (const auto side : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    PC_RETURN_IF_ERROR(m.Check(
+        lt->preference_set(m.preference_, side, &alignment, sizeof(alignment)),
+        "cublasLtMatmulPreferenceSetAttribute"));
+  }
   if (options.batch_invariant) {
     const uint32_t no_split = CUBLASLT_REDUCTION_SCHEME_NONE;
     PC_RETURN_IF_ERROR(

@@ -15,7 +15,7 @@
 
 namespace promptcache::gpu {
 
-// y = x W^T, or y += x W^T, with fp32 sums. Pointers are aligned to 256 bytes.
+// y = x W^T, or y += x W^T, with fp32 sums. Pointers are aligned to 16 bytes.
 struct MatmulParams {
   const uint16_t* x = nullptr;        // bf16 [PaddedRows(num_rows)][depth]
   const uint16_t* weights = nullptr;  // bf16 [num_cols][depth]

@@ -25,10 +25,9 @@ class CudaLogits {
       PC_ASSIGN_OR_RETURN(pinned_,
                           device_.AllocatePinned(std::bit_ceil(num_bytes)));
     }
-    if (num_bytes > 0) {
-      PC_RETURN_IF_ERROR(
-          stream.Copy(pinned_.data(), from, num_bytes, gpu::CopyKind::kToHost));
-    }
+    if (num_bytes == 0) return stream.Synchronize();
+    PC_RETURN_IF_ERROR(
+        stream.Copy(pinned_.data(), from, num_bytes, gpu::CopyKind::kToHost));
     PC_RETURN_IF_ERROR(stream.Synchronize());
     std::memcpy(to, pinned_.data(), num_bytes);
     return absl::OkStatus();

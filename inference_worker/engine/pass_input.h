@@ -37,7 +37,9 @@ class PassInput {
     const size_t offset = host_.size();
     const size_t room = std::max(values.size(), capacity) * sizeof(T);
     host_.resize(offset + (room + kAlignment - 1) / kAlignment * kAlignment);
-    std::memcpy(host_.data() + offset, values.data(), values.size_bytes());
+    if (!values.empty()) {
+      std::memcpy(host_.data() + offset, values.data(), values.size_bytes());
+    }
     layout_.push_back(host_.size());
     return offset;
   }
