@@ -4,6 +4,7 @@
 #include "cuda/runtime/gpus.h"
 #include "glog/logging.h"
 #include "inference_worker/engine/cuda_backend.h"
+#include "inference_worker/engine/kv_memory.h"
 #include "tests/inference_worker/engine/test_backends.h"
 #include "tests/inference_worker/engine/test_gpu.h"
 #include "tests/support/status_matchers.h"
@@ -37,8 +38,11 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeTestBackend(
 }
 
 std::unique_ptr<PrivatePages> Pool(const Backend& backend, uint64_t num_pages) {
+  static KvMemory* const memory =
+      KvMemory::Create({.device = TestGpu(), .sum_pages = {}})->release();
   const uint64_t page_bytes = backend.layout().page_bytes() + 64;
-  auto pool = PrivatePages::Create(backend.layout(), num_pages * page_bytes);
+  auto pool =
+      PrivatePages::Create(backend.layout(), num_pages * page_bytes, memory);
   PC_EXPECT_OK(pool);
   return *std::move(pool);
 }
