@@ -26,6 +26,7 @@
 #include "common/port_file.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
+#include "inference_worker/engine/compute_device.h"
 #include "inference_worker/serving/proto_convert.h"
 #include "inference_worker/serving/worker.h"
 #include "inference_worker/serving/worker_server.h"
@@ -46,6 +47,12 @@ ABSL_FLAG(std::string, port_file, "",
           "file to write the port to once it is bound");
 ABSL_FLAG(std::string, daemon_socket, promptcache::DefaultDaemonSocket(),
           "Unix socket of the cache daemon; empty: without a cache");
+ABSL_FLAG(std::string, device, "auto",
+          "where the model runs: cpu, cuda (the first GPU), a GPU by its UUID, "
+          "or auto: a GPU where there is one that can run the model");
+ABSL_FLAG(bool, batch_invariant, false,
+          "on a GPU: results do not depend on what else is computed at once; "
+          "slower");
 ABSL_FLAG(uint32_t, threads, 0, "threads of the model; 0: one for each core");
 ABSL_FLAG(std::string, kernels, "auto",
           "CPU kernels: auto, portable, or a set that this processor can run");
@@ -116,6 +123,7 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
   options.daemon_socket = absl::GetFlag(FLAGS_daemon_socket);
   options.fingerprint_cache = absl::GetFlag(FLAGS_fingerprint_cache);
   options.chat_template = absl::GetFlag(FLAGS_chat_template);
+  options.batch_invariant = absl::GetFlag(FLAGS_batch_invariant);
   options.kernels = absl::GetFlag(FLAGS_kernels);
   options.numerics = absl::GetFlag(FLAGS_numerics);
   options.num_threads = absl::GetFlag(FLAGS_threads);
@@ -142,12 +150,17 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
 
 absl::Status Run(const sigset_t& signals) {
   PC_ASSIGN_OR_RETURN(Worker::Options options, OptionsFromFlags());
+  PC_ASSIGN_OR_RETURN(const std::unique_ptr<ComputeDevice> device,
+                      ComputeDevice::Open(absl::GetFlag(FLAGS_device)));
+  options.device = device.get();
   PC_RETURN_IF_ERROR(options.Validate());
   WorkerServer::Options server_options;
   server_options.listen = absl::GetFlag(FLAGS_listen);
   server_options.insecure_listen = absl::GetFlag(FLAGS_insecure_listen);
   PC_RETURN_IF_ERROR(server_options.Validate());
-  LOG(INFO) << "options:\n" << options.ToString();
+  LOG(INFO) << "options:\n--device=" << absl::GetFlag(FLAGS_device) << "\n"
+            << options.ToString();
+  LOG(INFO) << "device: " << device->description();
 
   PC_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker,
                       Worker::Create(options));

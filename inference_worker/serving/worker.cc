@@ -10,7 +10,6 @@
 #include "common/byte_size.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
-#include "inference_worker/engine/cpu_backend.h"
 #include "inference_worker/engine/self_check.h"
 #include "inference_worker/serving/schema_service.h"
 #include "inference_worker/tokenizer/bpe_tokenizer.h"
@@ -72,6 +71,9 @@ absl::Status CheckLimits(const pml::Limits& limits) {
 }  // namespace
 
 absl::Status Worker::Options::Validate() const {
+  if (device == nullptr) {
+    return absl::InvalidArgumentError("no device");
+  }
   if (model.empty()) {
     return absl::InvalidArgumentError("--model is not set: give a GGUF file");
   }
@@ -90,7 +92,8 @@ std::string Worker::Options::ToString() const {
   return absl::StrCat(
       "--model=", model, "\n--daemon_socket=", daemon_socket,
       "\n--chat_template=", chat_template, "\n--kernels=", kernels,
-      "\n--numerics=", numerics, "\n--threads=", num_threads,
+      "\n--batch_invariant=", batch_invariant, "\n--numerics=", numerics,
+      "\n--threads=", num_threads,
       "\n--tail_bytes=", FormatByteSize(tail_bytes),
       "\n--context_length=", scheduler.context_length,
       "\n--max_schema_bytes=", limits.schema_bytes,
@@ -116,11 +119,13 @@ absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
                       ChooseTemplate(options.chat_template, *file));
   PC_ASSIGN_OR_RETURN(const Digest fingerprint, file->Fingerprint());
   PC_ASSIGN_OR_RETURN(const Numerics numerics, ParseNumerics(options.numerics));
-  PC_ASSIGN_OR_RETURN(
-      backend_, CreateCpuBackend(*file, {.num_threads = options.num_threads,
-                                         .kernels = options.kernels,
-                                         .numerics = numerics,
-                                         .progress = options.progress}));
+  PC_ASSIGN_OR_RETURN(backend_,
+                      options.device->CreateBackend(
+                          *file, {.numerics = numerics,
+                                  .num_threads = options.num_threads,
+                                  .kernels = options.kernels,
+                                  .batch_invariant = options.batch_invariant,
+                                  .progress = options.progress}));
   // States depend on the arithmetic, too.
   model_fingerprint_ = Sha256()
                            .Add("file", fingerprint)
@@ -190,7 +195,7 @@ absl::Status Worker::Connect(const Options& options) {
   cache.worker_id = WorkerId();
   cache.model = description_.name;
   cache.layout = backend_->layout();
-  cache.device = options.memory.device;
+  cache.device = options.device->gpu();
   cache.acquire_timeout = options.acquire_timeout;
   cache.on_schema_changed = [compiler = compiler_.get()](
                                 const std::string& name, uint64_t) {
@@ -211,7 +216,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const Options& options) {
     PC_ASSIGN_OR_RETURN(const std::unique_ptr<ModelFile> file,
                         worker->LoadModel(options));
   }
-  PC_ASSIGN_OR_RETURN(worker->memory_, KvMemory::Create(options.memory));
+  PC_ASSIGN_OR_RETURN(worker->memory_,
+                      KvMemory::Create(options.device->memory()));
   PC_ASSIGN_OR_RETURN(
       worker->pages_,
       PrivatePages::Create(worker->backend_->layout(), options.tail_bytes,

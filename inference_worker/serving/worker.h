@@ -12,6 +12,7 @@
 #include "inference_worker/cache/cache_client.h"
 #include "inference_worker/cache/registry_client.h"
 #include "inference_worker/engine/backend.h"
+#include "inference_worker/engine/compute_device.h"
 #include "inference_worker/engine/families/reuse.h"
 #include "inference_worker/engine/kv_memory.h"
 #include "inference_worker/engine/private_pages.h"
@@ -50,9 +51,10 @@ class Worker {
     std::string numerics = "auto";  // engine/numerics.h
     uint32_t num_threads = 0;       // 0: all cores
     uint64_t tail_bytes = uint64_t{512} << 20;
-    // Where its pages lie, which the cache's device tier must be on too. The
-    // device (null: the CPU) must outlive the worker.
-    KvMemory::Options memory;
+    // Where the model runs and its pages lie, which the cache's device tier
+    // must be on too. Must outlive the worker.
+    ComputeDevice* device = nullptr;
+    bool batch_invariant = false;  // of a GPU
     absl::Duration acquire_timeout = absl::Seconds(1);
     pml::Limits limits;
     Scheduler::Options scheduler;

@@ -17,6 +17,7 @@ struct CheckFlags {
   std::vector<std::string> paths;
   std::string model;
   std::string numerics = "exact";
+  std::string device = "cpu";
 };
 
 Json ToJson(const worker::LogitErrors& errors) {
@@ -30,9 +31,10 @@ Json ToJson(const worker::LogitErrors& errors) {
 }
 
 int Check(const Globals& globals, const CheckFlags& flags) {
-  CheckRunner runner(flags.model, flags.numerics == "fast"
-                                      ? worker::Numerics::kFast
-                                      : worker::Numerics::kExact);
+  CheckRunner runner(flags.model,
+                     flags.numerics == "fast" ? worker::Numerics::kFast
+                                              : worker::Numerics::kExact,
+                     flags.device);
   Json failures = Json::array();
   size_t passed = 0, failed = 0;
   ProgressBar bar("checking");
@@ -97,6 +99,10 @@ void AddCheck(CLI::App* app, const Globals* globals, Action* action) {
                    "exact, for which the limits are meant, or fast: how far "
                    "8-bit activations are from the same values")
       ->check(CLI::IsMember({"exact", "fast"}))
+      ->capture_default_str();
+  command
+      ->add_option("--device", flags->device,
+                   "where models run: cpu, cuda, a GPU by its UUID, or auto")
       ->capture_default_str();
   command->callback([=] { *action = [=] { return Check(*globals, *flags); }; });
 }

@@ -9,7 +9,7 @@
 #include "common/pml/case_check.h"
 #include "common/pml/conversation_check.h"
 #include "common/status_macros.h"
-#include "inference_worker/engine/cpu_backend.h"
+#include "inference_worker/engine/kv_memory.h"
 #include "inference_worker/engine/private_pages.h"
 #include "inference_worker/engine/vector_check.h"
 #include "inference_worker/model/model_file.h"
@@ -95,14 +95,18 @@ struct CheckRunner::Model {
   std::unique_ptr<worker::ModelFile> vocabulary;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<worker::Backend> backend;
+  std::unique_ptr<worker::KvMemory> memory;
   std::unique_ptr<worker::PrivatePages> pages;
   // Why loading failed; asked for once only.
   absl::Status tokenizer_status;
   absl::Status backend_status;
 };
 
-CheckRunner::CheckRunner(std::string model, worker::Numerics numerics)
-    : model_(std::move(model)), numerics_(numerics) {}
+CheckRunner::CheckRunner(std::string model, worker::Numerics numerics,
+                         std::string device)
+    : model_(std::move(model)),
+      numerics_(numerics),
+      device_name_(std::move(device)) {}
 CheckRunner::~CheckRunner() = default;
 
 void CheckRunner::Run(const std::vector<std::string>& paths,
@@ -207,6 +211,13 @@ absl::StatusOr<std::vector<CaseResult>> CheckRunner::RunText(
   return worker::CheckTokenizerVectors(text, *loaded->tokenizer);
 }
 
+absl::StatusOr<worker::ComputeDevice*> CheckRunner::Device() {
+  if (device_ == nullptr) {
+    PC_ASSIGN_OR_RETURN(device_, worker::ComputeDevice::Open(device_name_));
+  }
+  return device_.get();
+}
+
 absl::Status CheckRunner::LoadTokenizer(const std::string& model, Model** out) {
   std::unique_ptr<Model>& slot = models_[model];
   if (slot == nullptr) {
@@ -234,13 +245,17 @@ absl::Status CheckRunner::LoadBackend(const std::string& model, Model** out) {
   slot.backend_status = [&]() -> absl::Status {
     PC_ASSIGN_OR_RETURN(const std::string path, FindModel(model));
     PC_ASSIGN_OR_RETURN(auto file, worker::OpenModelFile(path, {}));
-    PC_ASSIGN_OR_RETURN(
-        slot.backend, worker::CreateCpuBackend(*file, {.numerics = numerics_}));
+    PC_ASSIGN_OR_RETURN(worker::ComputeDevice* const device, Device());
+    PC_ASSIGN_OR_RETURN(slot.backend,
+                        device->CreateBackend(*file, {.numerics = numerics_}));
     const KvLayout& layout = slot.backend->layout();
+    PC_ASSIGN_OR_RETURN(slot.memory,
+                        worker::KvMemory::Create(device->memory()));
     PC_ASSIGN_OR_RETURN(
         slot.pages,
         worker::PrivatePages::Create(
-            layout, layout.PagesFor(kPrivateTokens) * layout.page_bytes()));
+            layout, layout.PagesFor(kPrivateTokens) * layout.page_bytes(),
+            slot.memory.get()));
     return absl::OkStatus();
   }();
   return slot.backend_status;

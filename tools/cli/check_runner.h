@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/case_result.h"
+#include "inference_worker/engine/compute_device.h"
 #include "inference_worker/engine/numerics.h"
 #include "inference_worker/engine/vector_check.h"
 #include "tools/cli/vector_files.h"
@@ -20,8 +21,10 @@ namespace promptcache::cli {
 class CheckRunner {
  public:
   // `model`: what --model said; "" is the default model.
+  // `device`: as ComputeDevice::Open takes it.
   explicit CheckRunner(std::string model,
-                       worker::Numerics numerics = worker::Numerics::kExact);
+                       worker::Numerics numerics = worker::Numerics::kExact,
+                       std::string device = "cpu");
   ~CheckRunner();
 
   using OnFile = std::function<void(const std::string& file)>;
@@ -42,11 +45,14 @@ class CheckRunner {
   absl::StatusOr<std::vector<CaseResult>> RunText(VectorKind kind,
                                                   const std::string& text,
                                                   const std::string& model);
+  absl::StatusOr<worker::ComputeDevice*> Device();
   absl::Status LoadTokenizer(const std::string& model, Model** out);
   absl::Status LoadBackend(const std::string& model, Model** out);
 
   const std::string model_;
   const worker::Numerics numerics_;
+  const std::string device_name_;
+  std::unique_ptr<worker::ComputeDevice> device_;  // once it is needed
   worker::LogitErrors logit_errors_;
   std::map<std::string, std::unique_ptr<Model>> models_;  // by path
 };

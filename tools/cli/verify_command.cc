@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/status_macros.h"
-#include "inference_worker/engine/cpu_backend.h"
+#include "inference_worker/engine/compute_device.h"
 #include "inference_worker/engine/self_check.h"
 #include "inference_worker/model/model_file.h"
 #include "tools/cli/app.h"
@@ -23,6 +23,7 @@ struct VerifyFlags {
   std::string model;
   std::string kernels = "auto";
   std::string numerics = "auto";
+  std::string device = "auto";
 };
 
 const char* RuleName(worker::ReuseRule rule) {
@@ -42,18 +43,23 @@ absl::StatusOr<Json> VerifyModel(const VerifyFlags& flags) {
   PC_ASSIGN_OR_RETURN(const worker::Numerics numerics,
                       worker::ParseNumerics(flags.numerics));
   PC_ASSIGN_OR_RETURN(const auto file, worker::OpenModelFile(path, {}));
+  PC_ASSIGN_OR_RETURN(const auto device,
+                      worker::ComputeDevice::Open(flags.device));
   ProgressBar bar("loading");
   PC_ASSIGN_OR_RETURN(
       const auto backend,
-      worker::CreateCpuBackend(
-          *file, {.kernels = flags.kernels,
-                  .numerics = numerics,
+      device->CreateBackend(
+          *file, {.numerics = numerics,
+                  .kernels = flags.kernels,
                   .progress = [&](double done) { bar.Update(done, ""); }}));
   const KvLayout& layout = backend->layout();
+  PC_ASSIGN_OR_RETURN(const auto memory,
+                      worker::KvMemory::Create(device->memory()));
   PC_ASSIGN_OR_RETURN(
       const auto pages,
       worker::PrivatePages::Create(
-          layout, layout.PagesFor(kPrivateTokens) * layout.page_bytes()));
+          layout, layout.PagesFor(kPrivateTokens) * layout.page_bytes(),
+          memory.get()));
   const worker::ReuseRule rule = worker::ReuseRuleOf(file->config());
   PC_ASSIGN_OR_RETURN(const worker::ReuseErrors errors,
                       worker::CheckReuse(*backend, *pages, rule));
@@ -94,6 +100,10 @@ void AddVerify(CLI::App* app, const Globals* globals, Action* action) {
   command->add_option("--model", flags->model,
                       "a GGUF file or a model's folder (the small model that "
                       "tools/fetch_model fetched otherwise)");
+  command
+      ->add_option("--device", flags->device,
+                   "where it runs: cpu, cuda, a GPU by its UUID, or auto")
+      ->capture_default_str();
   command->add_option("--kernels", flags->kernels,
                       "auto, or a set of kernels by name");
   command->add_option("--numerics", flags->numerics, "auto, exact or fast")

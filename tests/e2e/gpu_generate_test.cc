@@ -1,0 +1,87 @@
+// The whole CUDA path as real processes on an emulated GPU: a daemon and
+// workers whose engine runs there, modules that one encodes and others read.
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "common/rpc/grpc_status.h"
+#include "tests/e2e/node_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::e2e {
+namespace {
+
+constexpr char kPrompt[] =
+    "<prompt schema=\"lib\"><c/><a/><user>When does it open?</user></prompt>";
+// What bf16 activations may move a logit of the random models by.
+constexpr float kSafeMargin = 0.2f;
+
+class GpuGenerateTest : public NodeTest,
+                        public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    UseEmulatedGpu();
+    UseTinyModel();
+    StartDaemon({"--device_bytes=16MiB", "--segment_bytes=4MiB",
+                 "--gpu_handles=" + GetParam()});
+  }
+  std::unique_ptr<WorkerProcess> StartGpuWorker(
+      std::vector<std::string> flags = {}) {
+    flags.insert(flags.end(), {"--device=cuda", "--batch_invariant",
+                               "--acquire_timeout=30s", "--tail_bytes=16MiB"});
+    auto worker = StartWorker(flags);
+    WaitAttached(worker.get());
+    return worker;
+  }
+};
+
+TEST_P(GpuGenerateTest, AModuleOfOneWorkerIsReadInPlaceByAnother) {
+  const auto first = StartGpuWorker();
+  PC_ASSERT_OK(first->PutSchema(SmallSchema("lib")));
+  const Answer bypass = first->Generate(Bypass(Request(kPrompt, 6)));
+  const Answer created = first->Generate(Request(kPrompt, 6));
+  const auto second = StartGpuWorker();
+  const Answer cached = second->Generate(Request(kPrompt, 6));
+  for (const Answer* answer : {&bypass, &created, &cached}) {
+    PC_ASSERT_OK(answer->status);
+    EXPECT_EQ(answer->ids, bypass.ids);
+    EXPECT_EQ(answer->completed.logits_sha256(),
+              bypass.completed.logits_sha256());
+  }
+  EXPECT_EQ(bypass.usage().cached_tokens(), 0u);
+  EXPECT_GT(created.usage().created_tokens(), 0u);
+  EXPECT_EQ(cached.usage().cached_tokens(), created.usage().created_tokens());
+  EXPECT_EQ(cached.usage().created_tokens(), 0u);
+  EXPECT_EQ(DeviceTier().kind(), "cuda");
+  EXPECT_GT(DeviceTier().used_bytes(), 0u);
+}
+
+// Until a choice that was close: from there on they may differ.
+TEST_P(GpuGenerateTest, TokensAreThoseOfTheCpu) {
+  const auto gpu = StartGpuWorker();
+  PC_ASSERT_OK(gpu->PutSchema(SmallSchema("lib")));
+  const v1::GenerateRequest request = Request(kPrompt, 12);
+  PC_ASSERT_OK(gpu->Generate(request).status);
+  const Answer cached = gpu->Generate(request);
+  PC_ASSERT_OK(cached.status);
+  EXPECT_GT(cached.usage().cached_tokens(), 0u);
+  const auto cpu = StartWorker({"--device=cpu", "--numerics=exact"});
+  const Answer expected = cpu->Generate(Bypass(request));
+  PC_ASSERT_OK(expected.status);
+  ASSERT_EQ(expected.margins.size(), expected.ids.size());
+  size_t compared = 0;
+  while (compared < std::min(expected.ids.size(), cached.ids.size()) &&
+         expected.margins[compared] > kSafeMargin) {
+    EXPECT_EQ(cached.ids[compared], expected.ids[compared]) << compared;
+    ++compared;
+  }
+  EXPECT_GT(compared, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Handles, GpuGenerateTest,
+                         ::testing::Values("ipc", "fd"),
+                         [](const auto& test) { return test.param; });
+
+}  // namespace
+}  // namespace promptcache::e2e
