@@ -1,0 +1,342 @@
+// promptcache-bench-serve: a load of requests that share one module, through
+// gRPC against a daemon and a worker of their own.
+//
+//   promptcache-bench-serve [--model FILE] [--rate 2 | --closed 16]
+//       [--requests 64] [--module-tokens 2000] [--fresh-tokens 32]
+//       [--max-tokens 32] [--json]
+//
+// --rate: an open loop. Requests come when a Poisson process of that many a
+// second says, whether or not earlier ones are answered, and a latency counts
+// from the moment at which its request was due. --closed: so many callers, each
+// of which asks again when it has its answer. One request before the clock
+// starts leaves the module in the cache. Percentiles are of a histogram with
+// buckets of 1/64.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+#include "tools/bench/bench_text.h"
+#include "tools/bench/hdr_histogram.h"
+#include "tools/cli/client.h"
+#include "tools/cli/files.h"
+#include "tools/cli/local_node.h"
+
+namespace promptcache::bench {
+namespace {
+
+struct Options {
+  std::string model;
+  double rate = 0;
+  uint32_t closed = 0;
+  uint32_t requests = 64;
+  uint32_t module_tokens = 2000;
+  uint32_t fresh_tokens = 32;
+  uint32_t max_tokens = 32;
+  uint32_t max_open = 256;  // of the open loop: callers
+  std::vector<std::string> worker_args;
+  bool json = false;
+};
+
+// Latencies in microseconds.
+struct Result {
+  HdrHistogram ttft;
+  HdrHistogram between_tokens;
+  HdrHistogram total;
+  uint64_t answered = 0;
+  uint64_t refused = 0;  // RESOURCE_EXHAUSTED
+  uint64_t failed = 0;
+  uint64_t tokens = 0;
+  uint64_t cached_tokens = 0;
+  std::string first_error;
+
+  void Merge(const Result& other) {
+    ttft.Merge(other.ttft);
+    between_tokens.Merge(other.between_tokens);
+    total.Merge(other.total);
+    answered += other.answered;
+    refused += other.refused;
+    failed += other.failed;
+    tokens += other.tokens;
+    cached_tokens += other.cached_tokens;
+    if (first_error.empty()) first_error = other.first_error;
+  }
+};
+
+uint64_t Microseconds(absl::Duration d) {
+  return static_cast<uint64_t>(
+      std::max<int64_t>(0, absl::ToInt64Microseconds(d)));
+}
+
+// Peak of what is resident, in MiB; shared segments count in each process.
+double PeakMib(pid_t pid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string key; status >> key;) {
+    double kib = 0;
+    if (key == "VmHWM:" && status >> kib) return kib / 1024;
+  }
+  return 0;
+}
+
+class Load {
+ public:
+  Load(const Options& options, std::vector<v1::GenerateRequest> requests,
+       std::string address)
+      : options_(options),
+        requests_(std::move(requests)),
+        address_(std::move(address)) {
+    std::mt19937 random(11);
+    std::exponential_distribution<double> gap(std::max(options.rate, 1e-9));
+    double due = 0;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      due_s_.push_back(due);
+      due += gap(random);
+    }
+  }
+
+  absl::StatusOr<Result> Run() {
+    const uint32_t callers = options_.closed > 0
+                                 ? options_.closed
+                                 : static_cast<uint32_t>(std::min<size_t>(
+                                       options_.max_open, requests_.size()));
+    std::vector<std::unique_ptr<cli::WorkerClient>> clients;
+    for (uint32_t i = 0; i < callers; ++i) {
+      PC_ASSIGN_OR_RETURN(
+          clients.emplace_back(),
+          cli::WorkerClient::Connect(address_, absl::Seconds(20)));
+    }
+    std::vector<Result> results(callers);
+    begin_ = absl::Now();
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < callers; ++i) {
+      threads.emplace_back([&, i] { Call(clients[i].get(), &results[i]); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    seconds_ = absl::ToDoubleSeconds(absl::Now() - begin_);
+    Result all;
+    for (const Result& result : results) all.Merge(result);
+    return all;
+  }
+  double seconds() const { return seconds_; }
+
+ private:
+  // Takes the next request until there is none.
+  void Call(cli::WorkerClient* client, Result* result) {
+    for (size_t i = next_++; i < requests_.size(); i = next_++) {
+      absl::Time due = absl::Now();
+      if (options_.closed == 0) {
+        due = begin_ + absl::Seconds(due_s_[i]);
+        absl::SleepFor(due - absl::Now());
+      }
+      One(client, requests_[i], due, result);
+    }
+  }
+
+  static void One(cli::WorkerClient* client, const v1::GenerateRequest& request,
+                  absl::Time due, Result* result) {
+    absl::Time last;
+    uint64_t tokens = 0;
+    HdrHistogram between;
+    absl::Duration ttft;
+    const absl::Status status =
+        client->Generate(request, [&](const v1::GenerateResponse& event) {
+          const absl::Time now = absl::Now();
+          if (event.has_delta()) {
+            if (tokens == 0) {
+              ttft = now - due;
+            } else {
+              between.Add(Microseconds(now - last));
+            }
+            tokens += static_cast<uint64_t>(event.delta().tokens_size());
+            last = now;
+          }
+          if (event.has_completed()) {
+            result->cached_tokens += event.completed().usage().cached_tokens();
+          }
+          return true;
+        });
+    if (!status.ok()) {
+      const bool refused =
+          status.message().find("queue is full") != absl::string_view::npos;
+      ++(refused ? result->refused : result->failed);
+      if (result->first_error.empty()) {
+        result->first_error = std::string(status.message());
+      }
+      return;
+    }
+    ++result->answered;
+    result->tokens += tokens;
+    result->ttft.Add(Microseconds(ttft));
+    result->between_tokens.Merge(between);
+    result->total.Add(Microseconds(absl::Now() - due));
+  }
+
+  const Options& options_;
+  const std::vector<v1::GenerateRequest> requests_;
+  const std::string address_;
+  std::vector<double> due_s_;
+  std::atomic<size_t> next_{0};
+  absl::Time begin_;
+  double seconds_ = 0;
+};
+
+nlohmann::json ToJson(const HdrHistogram& h) {
+  nlohmann::json json = {{"count", h.count()}, {"mean_ms", h.mean() / 1000}};
+  for (const double p : {50.0, 90.0, 95.0, 99.0, 100.0}) {
+    json[p == 100 ? "max_ms" : absl::StrCat("p", p, "_ms")] =
+        static_cast<double>(h.Percentile(p)) / 1000;
+  }
+  return json;
+}
+
+void Print(const Options& options, const Result& r, double seconds,
+           double worker_mib, double daemon_mib) {
+  const double tokens_per_s = static_cast<double>(r.tokens) / seconds;
+  if (options.json) {
+    const nlohmann::json json = {
+        {"loop", options.closed > 0 ? "closed" : "open"},
+        {"rate", options.rate},
+        {"callers", options.closed},
+        {"module_tokens", options.module_tokens},
+        {"fresh_tokens", options.fresh_tokens},
+        {"max_tokens", options.max_tokens},
+        {"seconds", seconds},
+        {"answered", r.answered},
+        {"refused", r.refused},
+        {"failed", r.failed},
+        {"cached_tokens", r.cached_tokens},
+        {"tokens_per_s", tokens_per_s},
+        {"requests_per_s", static_cast<double>(r.answered) / seconds},
+        {"worker_peak_mib", worker_mib},
+        {"daemon_peak_mib", daemon_mib},
+        {"ttft", ToJson(r.ttft)},
+        {"between_tokens", ToJson(r.between_tokens)},
+        {"total", ToJson(r.total)}};
+    std::cout << json.dump(2) << "\n";
+    return;
+  }
+  std::printf(
+      "%s, %u requests over one module of %u tokens, %u new, %u back\n",
+      options.closed > 0
+          ? absl::StrCat("closed loop of ", options.closed).c_str()
+          : absl::StrCat("open loop, ", options.rate, " a second").c_str(),
+      options.requests, options.module_tokens, options.fresh_tokens,
+      options.max_tokens);
+  std::printf(
+      "%llu answered, %llu refused, %llu failed in %.1f s: %.1f "
+      "tokens/s; peak worker %.0f MiB, daemon %.0f MiB\n",
+      static_cast<unsigned long long>(r.answered),
+      static_cast<unsigned long long>(r.refused),
+      static_cast<unsigned long long>(r.failed), seconds, tokens_per_s,
+      worker_mib, daemon_mib);
+  std::printf("%-16s %9s %9s %9s %9s %9s\n", "ms", "p50", "p90", "p95", "p99",
+              "max");
+  const auto line = [](const char* name, const HdrHistogram& h) {
+    std::printf("%-16s", name);
+    for (const double p : {50.0, 90.0, 95.0, 99.0, 100.0}) {
+      std::printf(" %9.1f", static_cast<double>(h.Percentile(p)) / 1000);
+    }
+    std::printf("\n");
+  };
+  line("first token", r.ttft);
+  line("between tokens", r.between_tokens);
+  line("whole answer", r.total);
+}
+
+absl::StatusOr<std::vector<v1::GenerateRequest>> MakeRequests(
+    const Options& options, BenchText* text) {
+  std::vector<v1::GenerateRequest> requests;
+  for (uint32_t i = 0; i < options.requests + 1; ++i) {
+    v1::GenerateRequest request;
+    PC_ASSIGN_OR_RETURN(const std::string fresh,
+                        text->Of(options.fresh_tokens));
+    request.mutable_prompt()->set_pml(
+        absl::StrCat("<prompt schema=\"serve\"><m/>", fresh, "</prompt>"));
+    request.set_max_tokens(options.max_tokens);
+    request.set_ignore_eos(true);
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+absl::Status Run(const Options& options) {
+  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
+  PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
+  PC_ASSIGN_OR_RETURN(BenchText text, BenchText::Open(model));
+  cli::Interrupt interrupt;
+  PC_ASSIGN_OR_RETURN(
+      const auto node,
+      cli::LocalNode::Start({.dir = dir.path(),
+                             .model = model,
+                             .daemon_args = {"--device_bytes=512MiB"},
+                             .worker_args = options.worker_args},
+                            &interrupt, [](const std::string&) {}));
+  PC_ASSIGN_OR_RETURN(
+      const auto worker,
+      cli::WorkerClient::Connect(node->worker_address(), absl::Seconds(20)));
+  PC_ASSIGN_OR_RETURN(const std::string module, text.Of(options.module_tokens));
+  v1::CreateSchemaRequest schema;
+  schema.set_text(absl::StrCat("<schema name=\"serve\"><module name=\"m\">",
+                               module, "</module></schema>"));
+  PC_RETURN_IF_ERROR(worker->CreateSchema(schema).status());
+  PC_ASSIGN_OR_RETURN(auto requests, MakeRequests(options, &text));
+  PC_RETURN_IF_ERROR(worker->Generate(
+      requests.back(), [](const v1::GenerateResponse&) { return true; }));
+  requests.pop_back();
+  Load load(options, std::move(requests), node->worker_address());
+  PC_ASSIGN_OR_RETURN(const Result result, load.Run());
+  Print(options, result, load.seconds(), PeakMib(node->worker_pid()),
+        PeakMib(node->daemon_pid()));
+  if (result.failed == 0 && result.answered > 0) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(result.failed, " requests failed: ", result.first_error));
+}
+
+}  // namespace
+}  // namespace promptcache::bench
+
+int main(int argc, char** argv) {
+  FLAGS_logtostderr = true;
+  FLAGS_minloglevel = google::GLOG_WARNING;
+  google::InitGoogleLogging(argv[0]);
+  promptcache::bench::Options options;
+  CLI::App app("A load of requests that share one module");
+  app.add_option("--model", options.model,
+                 "a GGUF file or a folder; the small model otherwise");
+  auto* rate =
+      app.add_option("--rate", options.rate, "open loop: requests a second")
+          ->check(CLI::PositiveNumber);
+  app.add_option("--closed", options.closed, "closed loop: callers")
+      ->check(CLI::Range(1, 1024))
+      ->excludes(rate);
+  app.add_option("--requests", options.requests)->check(CLI::PositiveNumber);
+  app.add_option("--module-tokens", options.module_tokens)
+      ->check(CLI::Range(4, 1000000));
+  app.add_option("--fresh-tokens", options.fresh_tokens)
+      ->check(CLI::Range(4, 100000));
+  app.add_option("--max-tokens", options.max_tokens)
+      ->check(CLI::PositiveNumber);
+  app.add_option("--max-open", options.max_open, "callers of the open loop")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--worker-arg", options.worker_args,
+                 "passed on to the worker; repeatable");
+  app.add_flag("--json", options.json);
+  CLI11_PARSE(app, argc, argv);
+  if (options.rate == 0 && options.closed == 0) options.closed = 16;
+  const absl::Status status = promptcache::bench::Run(options);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,330 @@
+// promptcache-bench-ttft: the first token of a prompt whose module is cached,
+// through gRPC against a daemon and a worker of their own.
+//
+//   promptcache-bench-ttft [--model FILE] [--cached 3000] [--fresh 8 16 32]
+//       [--repeat 9] [--full-repeat 5] [--json]
+//
+// For each number of new tokens: from the call to the first token at the
+// client, with the module read from the cache, and with attention=full. Beside
+// them, measured alone in this process with the worker idle, what nobody can do
+// without: the new tokens prefilled with no context, and their attention over
+// the cached ones in every layer. Floors: full / cached >= 60 with 8 new
+// tokens, cached / (alone + attention) <= 1.15. Medians after one run to warm
+// up, cached and in-process runs in turn.
+
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status_macros.h"
+#include "glog/logging.h"
+#include "inference_worker/cpu/kernels.h"
+#include "inference_worker/engine/cpu_backend.h"
+#include "inference_worker/engine/families/positions.h"
+#include "inference_worker/engine/private_span.h"
+#include "tools/bench/bench_text.h"
+#include "tools/cli/client.h"
+#include "tools/cli/files.h"
+#include "tools/cli/local_node.h"
+
+namespace promptcache::bench {
+namespace {
+
+struct Options {
+  std::string model;
+  uint32_t cached = 3000;
+  std::vector<uint32_t> fresh = {8, 16, 32};
+  uint32_t repeat = 9;
+  uint32_t full_repeat = 5;
+  bool json = false;
+};
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2,
+                   values.end());
+  return values[values.size() / 2];
+}
+
+struct Line {
+  uint32_t fresh = 0;
+  std::vector<double> cached_ms;
+  std::vector<double> server_ms;  // the worker's own clock
+  std::vector<double> full_ms;
+  std::vector<double> alone_ms;
+  std::vector<double> attention_ms;
+
+  double Sum() const { return Median(alone_ms) + Median(attention_ms); }
+  double Speedup() const { return Median(full_ms) / Median(cached_ms); }
+};
+
+// The terms that are measured without a server.
+class InProcess {
+ public:
+  absl::Status Load(const std::string& model, uint32_t cached,
+                    uint32_t most_fresh) {
+    PC_ASSIGN_OR_RETURN(const auto file, worker::OpenModelFile(model, {}));
+    // As the worker chooses it.
+    PC_ASSIGN_OR_RETURN(const worker::Numerics numerics,
+                        worker::ParseNumerics("auto"));
+    PC_ASSIGN_OR_RETURN(
+        backend_, worker::CreateCpuBackend(*file, {.numerics = numerics}));
+    const KvLayout& layout = backend_->layout();
+    PC_ASSIGN_OR_RETURN(pool_, worker::PrivatePages::Create(
+                                   layout, (layout.PagesFor(cached) +
+                                            layout.PagesFor(most_fresh) + 2) *
+                                               (layout.page_bytes() + 64)));
+    context_.emplace(*pool_, 0);
+    ids_.resize(std::max(cached, most_fresh));
+    for (size_t i = 0; i < ids_.size(); ++i) {
+      ids_[i] = static_cast<int32_t>(i * 7919 % backend_->vocab_size());
+    }
+    PC_RETURN_IF_ERROR(context_->Run(*backend_, std::span(ids_).first(cached),
+                                     {}, worker::LogitsWanted::kNone,
+                                     &logits_));
+    return PrepareAttention(file->config(), most_fresh);
+  }
+
+  absl::StatusOr<double> Alone(uint32_t fresh) {
+    worker::PrivateSpan span(*pool_, 0);
+    const absl::Time start = absl::Now();
+    PC_RETURN_IF_ERROR(span.Run(*backend_, std::span(ids_).first(fresh), {},
+                                worker::LogitsWanted::kLast, &logits_));
+    return absl::ToDoubleMilliseconds(absl::Now() - start);
+  }
+
+  double Attention(uint32_t fresh) {
+    const KvView seen = context_->PlacedAt(0);
+    const size_t row_floats = size_t{shape_.num_heads} * shape_.layout.head_dim;
+    const worker::cpu::AttentionGroup group = {
+        .queries = queries_.data(),
+        .query_stride = row_floats,
+        .out = out_.data(),
+        .out_stride = row_floats,
+        .num_rows = fresh,
+        .position = context_->next_position(),
+        .visible = {&seen, 1},
+        .own = {}};
+    const absl::Time start = absl::Now();
+    for (uint32_t layer = 0; layer < shape_.layout.num_layers; ++layer) {
+      shape_.layer = layer;
+      kernels_->Attend(shape_, {&group, 1});
+    }
+    return absl::ToDoubleMilliseconds(absl::Now() - start);
+  }
+
+  const worker::Backend& backend() const { return *backend_; }
+
+ private:
+  absl::Status PrepareAttention(const worker::ModelConfig& config,
+                                uint32_t most_fresh) {
+    const std::string& numerics = backend_->numerics();
+    PC_ASSIGN_OR_RETURN(kernels_,
+                        worker::cpu::Kernels::Create(
+                            {.name = numerics.substr(numerics.find('/') + 1)}));
+    if (config.positions == worker::PositionKind::kRope) {
+      PC_ASSIGN_OR_RETURN(worker::Rotation rotation,
+                          worker::RotationOf(config, /*local=*/false));
+      PC_ASSIGN_OR_RETURN(rope_, worker::cpu::RopeTable::Create(
+                                     {.inv_freq = std::move(rotation.inv_freq),
+                                      .factor = rotation.factor,
+                                      .max_position = static_cast<int32_t>(
+                                          backend_->context_length())}));
+    }
+    shape_ = {.num_heads = config.num_heads,
+              .layout = backend_->layout(),
+              .scale = worker::AttentionScale(config),
+              .rope = rope_.has_value() ? &*rope_ : nullptr};
+    const size_t floats =
+        size_t{most_fresh} * config.num_heads * config.head_dim;
+    queries_.assign(floats, 0.25f);
+    out_.resize(floats);
+    return absl::OkStatus();
+  }
+
+  std::unique_ptr<worker::Backend> backend_;
+  std::unique_ptr<worker::PrivatePages> pool_;
+  std::optional<worker::PrivateSpan> context_;
+  std::unique_ptr<worker::cpu::Kernels> kernels_;
+  std::optional<worker::cpu::RopeTable> rope_;
+  worker::cpu::AttentionShape shape_;
+  std::vector<int32_t> ids_;
+  std::vector<float> logits_, queries_, out_;
+};
+
+class ThroughServer {
+ public:
+  absl::Status Start(const std::string& dir, const std::string& model,
+                     uint32_t cached, BenchText* text) {
+    cli::Interrupt interrupt;
+    PC_ASSIGN_OR_RETURN(
+        node_, cli::LocalNode::Start({.dir = dir,
+                                      .model = model,
+                                      .daemon_args = {"--device_bytes=512MiB"}},
+                                     &interrupt, [](const std::string&) {}));
+    PC_ASSIGN_OR_RETURN(
+        client_,
+        cli::WorkerClient::Connect(node_->worker_address(), absl::Seconds(20)));
+    PC_ASSIGN_OR_RETURN(const std::string module, text->Of(cached));
+    v1::CreateSchemaRequest schema;
+    schema.set_text(absl::StrCat("<schema name=\"ttft\"><module name=\"m\">",
+                                 module, "</module></schema>"));
+    PC_RETURN_IF_ERROR(client_->CreateSchema(schema).status());
+    v1::WarmModulesRequest warm;
+    warm.set_schema("ttft");
+    return client_->WarmModules(warm, [](const v1::WarmModulesResponse&) {});
+  }
+
+  // Milliseconds to the first token at the client.
+  absl::StatusOr<double> FirstToken(const std::string& fresh, bool full,
+                                    uint32_t cached, double* server_ms) {
+    v1::GenerateRequest request;
+    request.mutable_prompt()->set_pml(
+        absl::StrCat("<prompt schema=\"ttft\"><m/>", fresh, "</prompt>"));
+    request.set_max_tokens(1);
+    request.set_ignore_eos(true);
+    if (full) request.set_attention(v1::ATTENTION_MODE_FULL);
+    double first_ms = 0;
+    v1::Usage usage;
+    const absl::Time start = absl::Now();
+    PC_RETURN_IF_ERROR(
+        client_->Generate(request, [&](const v1::GenerateResponse& event) {
+          if (event.has_delta()) {
+            first_ms = absl::ToDoubleMilliseconds(absl::Now() - start);
+          }
+          if (event.has_completed()) {
+            usage = event.completed().usage();
+            *server_ms = event.completed().timings().ttft_ms();
+          }
+          return true;
+        }));
+    if (!full && usage.cached_tokens() != cached) {
+      return absl::InternalError(absl::StrCat(
+          usage.cached_tokens(), " tokens were cached, not ", cached));
+    }
+    return first_ms;
+  }
+
+ private:
+  std::unique_ptr<cli::LocalNode> node_;
+  std::unique_ptr<cli::WorkerClient> client_;
+};
+
+absl::StatusOr<Line> Measure(const Options& options, uint32_t fresh,
+                             BenchText* text, InProcess* alone,
+                             ThroughServer* server) {
+  Line line = {.fresh = fresh};
+  double ignored = 0;
+  for (uint32_t i = 0; i <= options.repeat; ++i) {
+    PC_ASSIGN_OR_RETURN(const std::string words, text->Of(fresh));
+    double server_ms = 0;
+    PC_ASSIGN_OR_RETURN(
+        const double cached_ms,
+        server->FirstToken(words, false, options.cached, &server_ms));
+    PC_ASSIGN_OR_RETURN(const double alone_ms, alone->Alone(fresh));
+    const double attention_ms = alone->Attention(fresh);
+    if (i == 0) continue;
+    line.cached_ms.push_back(cached_ms);
+    line.server_ms.push_back(server_ms);
+    line.alone_ms.push_back(alone_ms);
+    line.attention_ms.push_back(attention_ms);
+  }
+  for (uint32_t i = 0; i < options.full_repeat; ++i) {
+    PC_ASSIGN_OR_RETURN(const std::string words, text->Of(fresh));
+    PC_ASSIGN_OR_RETURN(
+        line.full_ms.emplace_back(),
+        server->FirstToken(words, true, options.cached, &ignored));
+  }
+  return line;
+}
+
+void Print(const Options& options, const worker::Backend& backend,
+           const std::vector<Line>& lines) {
+  if (options.json) {
+    nlohmann::json json = {{"numerics", backend.numerics()},
+                           {"threads", backend.num_threads()},
+                           {"cached_tokens", options.cached}};
+    for (const Line& line : lines) {
+      json["results"].push_back(
+          {{"name",
+            absl::StrCat("ttft ", line.fresh, " over ", options.cached)},
+           {"fresh_tokens", line.fresh},
+           {"cached_ms", Median(line.cached_ms)},
+           {"cached_min_ms", *std::ranges::min_element(line.cached_ms)},
+           {"cached_max_ms", *std::ranges::max_element(line.cached_ms)},
+           {"server_ms", Median(line.server_ms)},
+           {"full_ms", Median(line.full_ms)},
+           {"speedup", line.Speedup()},
+           {"alone_ms", Median(line.alone_ms)},
+           {"attention_ms", Median(line.attention_ms)},
+           {"over_floor", Median(line.cached_ms) / line.Sum()}});
+    }
+    std::cout << json.dump(2) << "\n";
+    return;
+  }
+  std::printf("%s, %u threads, %u tokens cached; medians of %u, full of %u\n",
+              backend.numerics().c_str(), backend.num_threads(), options.cached,
+              options.repeat, options.full_repeat);
+  std::printf("%6s %11s %11s %10s %8s %9s %9s %11s\n", "fresh", "cached ms",
+              "at worker", "full ms", "full/c", "alone", "attention",
+              "c/(a+a)");
+  for (const Line& line : lines) {
+    std::printf("%6u %11.2f %11.2f %10.1f %7.1fx %9.2f %9.2f %10.2fx\n",
+                line.fresh, Median(line.cached_ms), Median(line.server_ms),
+                Median(line.full_ms), line.Speedup(), Median(line.alone_ms),
+                Median(line.attention_ms), Median(line.cached_ms) / line.Sum());
+  }
+}
+
+absl::Status Run(const Options& options) {
+  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
+  PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
+  PC_ASSIGN_OR_RETURN(BenchText text, BenchText::Open(model));
+  ThroughServer server;
+  PC_RETURN_IF_ERROR(server.Start(dir.path(), model, options.cached, &text));
+  InProcess alone;
+  PC_RETURN_IF_ERROR(alone.Load(model, options.cached,
+                                *std::ranges::max_element(options.fresh)));
+  std::vector<Line> lines;
+  for (const uint32_t fresh : options.fresh) {
+    PC_ASSIGN_OR_RETURN(lines.emplace_back(),
+                        Measure(options, fresh, &text, &alone, &server));
+  }
+  Print(options, alone.backend(), lines);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace promptcache::bench
+
+int main(int argc, char** argv) {
+  // As the worker does: large blocks are kept, not faulted in anew.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  FLAGS_logtostderr = true;
+  FLAGS_minloglevel = google::GLOG_WARNING;
+  google::InitGoogleLogging(argv[0]);
+  promptcache::bench::Options options;
+  CLI::App app("The first token of a cached prompt, and what it could be");
+  app.add_option("--model", options.model,
+                 "a GGUF file or a folder; the small model otherwise");
+  app.add_option("--cached", options.cached)->check(CLI::Range(4, 1000000));
+  app.add_option("--fresh", options.fresh)->check(CLI::Range(4, 100000));
+  app.add_option("--repeat", options.repeat)->check(CLI::PositiveNumber);
+  app.add_option("--full-repeat", options.full_repeat)
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--json", options.json);
+  CLI11_PARSE(app, argc, argv);
+  const absl::Status status = promptcache::bench::Run(options);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return status.ok() ? 0 : 1;
+}
