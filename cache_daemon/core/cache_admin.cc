@@ -204,7 +204,7 @@ void CacheState::SetPolicy(const ModuleKey& key, const CachePolicy& policy,
   if (resident && pin && !was_pinned &&
       pinned_bytes() + entry->bytes() > pin_budget_bytes()) {
     pin = false;
-    ++result->num_pins_refused;
+    result->pins_refused.push_back({key, entry->metadata.path});
     ++counters_.pins_refused;
   }
   if (policy == old && pin == was_pinned) return;

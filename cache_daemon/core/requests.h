@@ -118,10 +118,15 @@ struct SchemaPolicies {
   std::map<std::string, CachePolicy, std::less<>> by_path;
 };
 
+struct RefusedPin {
+  ModuleKey key;
+  std::string path;
+};
+
 struct PolicyResult {
   uint64_t num_changed = 0;
-  uint64_t num_pins_refused = 0;  // over the pin budget
-  std::vector<ModuleKey> pinned;  // newly
+  std::vector<RefusedPin> pins_refused;  // over the pin budget
+  std::vector<ModuleKey> pinned;         // newly
   std::vector<ModuleKey> unpinned;
 };
 

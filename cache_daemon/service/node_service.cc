@@ -82,13 +82,14 @@ absl::Status NodeService::Put(const node::v1::PutSchemaRequest& request,
   *response->mutable_schema() = ToProto(result.schema);
   response->set_created(result.created);
   if (args.policy.has_value() || !args.module_policies.empty()) {
-    PC_RETURN_IF_ERROR(ApplyPolicies(result.schema));
+    PC_RETURN_IF_ERROR(ApplyPolicies(result.schema, response));
   }
   if (result.changed) Changed(request.name(), result.schema.revision);
   return absl::OkStatus();
 }
 
-absl::Status NodeService::ApplyPolicies(const SchemaRecord& schema) {
+absl::Status NodeService::ApplyPolicies(const SchemaRecord& schema,
+                                        node::v1::PutSchemaResponse* response) {
   SchemaPolicies policies{.policy = ToCore(schema.policy), .by_path = {}};
   for (const auto& [path, policy] : schema.module_policies) {
     policies.by_path[path] = ToCore(policy);
@@ -96,6 +97,9 @@ absl::Status NodeService::ApplyPolicies(const SchemaRecord& schema) {
   PC_ASSIGN_OR_RETURN(const PolicyResult result,
                       sessions_->cache->SetPolicy(schema.name, policies));
   ApplyPins(result, &registry_->modules());
+  for (const RefusedPin& refused : result.pins_refused) {
+    response->add_pins_refused(refused.path);
+  }
   return absl::OkStatus();
 }
 

@@ -40,7 +40,8 @@ class NodeService final : public node::v1::NodeService::CallbackService {
   absl::Status List(const v1::ListSchemasRequest& request,
                     v1::ListSchemasResponse* response);
   // To what is there already: whoever commits brings the policies along.
-  absl::Status ApplyPolicies(const SchemaRecord& schema);
+  absl::Status ApplyPolicies(const SchemaRecord& schema,
+                             node::v1::PutSchemaResponse* response);
   // Tells workers and watchers.
   void Changed(const std::string& name, uint64_t revision);
 

@@ -10,8 +10,8 @@ namespace promptcache::daemon {
 inline void ApplyPins(const PolicyResult& result, ModuleLog* log) {
   for (const ModuleKey& key : result.pinned) log->SetPin(key, true);
   for (const ModuleKey& key : result.unpinned) log->SetPin(key, false);
-  LOG_IF(WARNING, result.num_pins_refused > 0)
-      << result.num_pins_refused
+  LOG_IF(WARNING, !result.pins_refused.empty())
+      << result.pins_refused.size()
       << " modules were not pinned: the pin budget has no room for them";
 }
 

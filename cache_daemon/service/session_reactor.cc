@@ -1,5 +1,6 @@
 #include "cache_daemon/service/session_reactor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,7 @@ constexpr size_t kMaxPendingParts = 65536;
 uint64_t RequestId(const node::v1::SessionRequest& request) {
   if (request.has_acquire()) return request.acquire().request_id();
   if (request.has_commit()) return request.commit().request_id();
+  if (request.has_set_policy()) return request.set_policy().request_id();
   return 0;
 }
 
@@ -372,7 +374,17 @@ absl::Status SessionReactor::HandleSetPolicy(
     const node::v1::SetPolicyRequest& request) {
   PC_ASSIGN_OR_RETURN(const std::vector<PolicyChange> changes,
                       ChangesFromProto(request));
-  ApplyPins(deps_.cache->SetPolicy(changes), deps_.module_log);
+  const PolicyResult result = deps_.cache->SetPolicy(changes);
+  ApplyPins(result, deps_.module_log);
+  if (request.request_id() == 0) return absl::OkStatus();
+  node::v1::SessionResponse response;
+  response.mutable_set_policy()->set_request_id(request.request_id());
+  for (const PolicyChange& change : changes) {
+    response.mutable_set_policy()->add_pin_refused(std::ranges::any_of(
+        result.pins_refused,
+        [&](const RefusedPin& refused) { return refused.key == change.key; }));
+  }
+  Push(response);
   return absl::OkStatus();
 }
 

@@ -70,17 +70,28 @@ class GrpcCacheClient final : public CacheClient {
     (*session)->Send(request);
   }
 
-  void SetPolicy(const std::vector<PolicyChange>& changes) override {
-    const auto session = Current();
-    if (!session.ok() || changes.empty()) return;
+  absl::StatusOr<std::vector<bool>> SetPolicy(
+      const std::vector<PolicyChange>& changes) override {
+    PC_ASSIGN_OR_RETURN(const std::shared_ptr<SessionClient> session,
+                        Current());
+    const uint64_t request_id = session->NextRequestId();
     node::v1::SessionRequest request;
+    request.mutable_set_policy()->set_request_id(request_id);
     for (const PolicyChange& change : changes) {
       node::v1::PolicyChange* out = request.mutable_set_policy()->add_changes();
       out->set_key(change.key.ToBytes());
       *out->mutable_policy() =
           PolicyToProto(change.ttl, change.absolute_ttl, change.pin);
     }
-    (*session)->Send(request);
+    PC_ASSIGN_OR_RETURN(const node::v1::SessionResponse response,
+                        session->Call(request_id, request,
+                                      absl::Now() + options_.acquire_timeout));
+    const auto& refused = response.set_policy().pin_refused();
+    if (refused.size() != static_cast<int>(changes.size())) {
+      return absl::InternalError(
+          "the daemon's answer is not one for these policies");
+    }
+    return std::vector<bool>(refused.begin(), refused.end());
   }
 
  private:

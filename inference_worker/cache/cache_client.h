@@ -153,9 +153,11 @@ class CacheClient {
   virtual void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
                          uint64_t fresh_tokens) = 0;
   // Replaces the policies of modules that are there already; a commit brings
-  // its own. Keys that the daemon does not know are ignored. Not answered, and
-  // lost without a daemon.
-  virtual void SetPolicy(const std::vector<PolicyChange>&) {}
+  // its own. Keys that the daemon does not know are ignored. Parallel bools:
+  // true when the pin budget had no room for the pin asked for; the rest of the
+  // policy holds. Blocks and fails like Acquire.
+  virtual absl::StatusOr<std::vector<bool>> SetPolicy(
+      const std::vector<PolicyChange>& changes) = 0;
 };
 
 }  // namespace promptcache::worker

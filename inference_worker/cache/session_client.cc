@@ -373,6 +373,11 @@ void SessionClient::Handle(node::v1::SessionResponse* response) {
       FinishCall(request_id, std::move(*response));
       return;
     }
+    case Message::kSetPolicy: {
+      const uint64_t request_id = response->set_policy().request_id();
+      FinishCall(request_id, std::move(*response));
+      return;
+    }
     case Message::kRequestFailed: {
       const node::v1::RequestFailed& failed = response->request_failed();
       const grpc::Status status(static_cast<grpc::StatusCode>(failed.code()),

@@ -42,6 +42,9 @@ struct CompiledPrompt {
   // Parallel to plan->modules.
   std::vector<ModuleIdentity> identities;
   std::vector<ModulePolicy> policies;
+  // To warm: the last module's policy replaces the one that it has in the cache
+  // already. (A commit brings the policies of what it creates.)
+  bool replace_policy = false;
 };
 
 struct GenerationRequest {
@@ -65,9 +68,6 @@ struct GenerationRequest {
   std::optional<ModulePolicy> retain;
   // Encode all modules of the plan into the cache and stop there.
   bool warm = false;
-  // With `warm`: the prompt's policies replace those of modules that are in
-  // the cache already.
-  bool set_policies = false;
   absl::Time arrival = absl::Now();
   absl::Time deadline = absl::InfiniteFuture();
   absl::Duration compile_time;

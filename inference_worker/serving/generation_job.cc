@@ -370,7 +370,6 @@ void GenerationJob::Finish(const absl::Status& status) {
     event.logits_sha256 = tokens_.LogitsSha256();
     for (size_t i = 0; i < modules.sources.size(); ++i) {
       event.modules.push_back(SourceOf(i));
-      if (event.modules.back() == StateSource::kRead) read_modules.push_back(i);
     }
   }
   state = State::kDone;

@@ -110,7 +110,6 @@ class GenerationJob {
   // Set by Finish.
   bool succeeded = false;
   Usage usage;
-  std::vector<size_t> read_modules;  // of the plan
 
  private:
   // A module in the host tier that the GPU does not read in place.

@@ -124,7 +124,7 @@ InferenceService::WarmModules(grpc::CallbackServerContext* context,
           request->schema(), {request->paths().begin(), request->paths().end()},
           request->has_policy() ? &policy : nullptr);
     };
-    reactor->Start(compile(), request->has_policy());
+    reactor->Start(compile());
   });
   return reactor.get();
 }

@@ -154,15 +154,15 @@ void DropUnneeded(const GenerationRequest& request, ModuleSet* set) {
 }
 
 // The daemon keeps such modules all the same, until it needs their memory.
-void NoteRefusedPins(const pml::Plan& plan, ModuleSet* set) {
+void NoteRefusedPins(const pml::Plan& plan, const std::vector<size_t>& refused,
+                     ModuleSet* set) {
+  if (refused.empty()) return;
   std::string names;
-  for (size_t i = 0; i < set->committed.size(); ++i) {
-    if (!set->committed[i] || !set->lease->modules()[i].pin_refused) continue;
+  for (const size_t i : refused) {
     const std::string& path = plan.modules[i].path;
     absl::StrAppend(&names, names.empty() ? "" : ", ",
                     path.empty() ? "the preamble" : path);
   }
-  if (names.empty()) return;
   set->AddNotice(
       absl::StrCat("not pinned, the daemon's pin budget has no room: ", names));
 }
@@ -245,6 +245,27 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
   return set;
 }
 
+void ReplacePolicy(CacheClient* client, const GenerationRequest& request,
+                   ModuleSet* set) {
+  if (!request.warm || !request.prompt->replace_policy ||
+      set->sources.back() != ModuleSource::kRead) {
+    return;
+  }
+  const size_t last = set->sources.size() - 1;
+  const ModulePolicy& policy = request.prompt->policies[last];
+  const auto refused =
+      client->SetPolicy({{.key = request.prompt->identities[last].key,
+                          .ttl = policy.ttl,
+                          .absolute_ttl = policy.absolute_ttl,
+                          .pin = policy.pin}});
+  if (!refused.ok()) {
+    set->AddNotice(absl::StrCat("the policy of a module was not changed: ",
+                                refused.status().message()));
+  } else if (refused->front()) {
+    NoteRefusedPins(PlanOf(request), {last}, set);
+  }
+}
+
 void WaitForPending(const GenerationRequest& request,
                     const AcquisitionOptions& options, const CancelFlag& cancel,
                     absl::Time deadline, ModuleSet* set) {
@@ -321,7 +342,13 @@ int CommitModules(const GenerationRequest& request,
     all = all && (*committed)[k];
   }
   if (!all) set->AddNotice("modules were not kept: the reservation was gone");
-  NoteRefusedPins(plan, set);
+  std::vector<size_t> refused;
+  for (size_t i = 0; i < set->committed.size(); ++i) {
+    if (set->committed[i] && set->lease->modules()[i].pin_refused) {
+      refused.push_back(i);
+    }
+  }
+  NoteRefusedPins(plan, refused, set);
   return all ? static_cast<int>(indices.size()) : -1;
 }
 

@@ -58,6 +58,11 @@ ModuleSet PrivateModules(const GenerationRequest& request);
 ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
                          const AcquisitionOptions& options);
 
+// Of a warm prompt: gives its last module, when it was read, the prompt's
+// policy. A pin that was refused is a notice.
+void ReplacePolicy(CacheClient* client, const GenerationRequest& request,
+                   ModuleSet* set);
+
 // Waits until nothing is pending, or a reservation has passed on to us (ours
 // are committed before we wait for others), until the deadline or the flag.
 // What is still pending at `deadline` becomes kPrivate.

@@ -1,5 +1,6 @@
 #include "inference_worker/serving/prompt_compiler.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -349,6 +350,14 @@ PromptCompiler::CompileWarm(const std::string& name,
   PC_ASSIGN_OR_RETURN(const auto schema, GetSchema(name));
   PC_ASSIGN_OR_RETURN(pml::Plan plan, pml::CompileWarm(*schema->schema, paths));
   const auto whole = WithKeys(std::move(plan), schema.get());
+  // What named modules saw (the preamble, say) is shared with others and keeps
+  // its own policy.
+  const auto named = [&](size_t m) {
+    return policy != nullptr &&
+           (paths.empty() ||
+            std::ranges::find(paths, whole->plan->modules[m].path) !=
+                paths.end());
+  };
   std::vector<std::shared_ptr<const CompiledPrompt>> prompts;
   for (size_t i = 0; i < whole->plan->modules.size(); ++i) {
     const std::vector<size_t> members = WithContext(*whole->plan, i);
@@ -357,9 +366,9 @@ PromptCompiler::CompileWarm(const std::string& name,
         std::make_shared<const pml::Plan>(ModulesOnly(*whole->plan, members));
     for (size_t m : members) {
       prompt->identities.push_back(whole->identities[m]);
-      prompt->policies.push_back(policy != nullptr ? *policy
-                                                   : whole->policies[m]);
+      prompt->policies.push_back(named(m) ? *policy : whole->policies[m]);
     }
+    prompt->replace_policy = named(i);
     prompts.push_back(std::move(prompt));
   }
   return prompts;

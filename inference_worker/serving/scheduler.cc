@@ -206,19 +206,6 @@ bool Scheduler::WaitForWork(bool runnable) {
   return true;
 }
 
-void Scheduler::SetPolicies(const GenerationJob& job) {
-  const CompiledPrompt& prompt = *job.request.prompt;
-  std::vector<PolicyChange> changes;
-  for (const size_t i : job.read_modules) {
-    const ModulePolicy& policy = prompt.policies[i];
-    changes.push_back({.key = prompt.identities[i].key,
-                       .ttl = policy.ttl,
-                       .absolute_ttl = policy.absolute_ttl,
-                       .pin = policy.pin});
-  }
-  if (!changes.empty()) client_->SetPolicy(changes);
-}
-
 void Scheduler::EndDoneJobs() {
   std::vector<std::string> ended;  // their domains
   const auto over = [&](const Job& job) {
@@ -228,9 +215,6 @@ void Scheduler::EndDoneJobs() {
     if (job->succeeded && client_ != nullptr && !job->request.warm) {
       client_->ReportUse(job->usage.cached_tokens, job->usage.created_tokens,
                          job->usage.fresh_tokens);
-    }
-    if (job->succeeded && client_ != nullptr && job->request.set_policies) {
-      SetPolicies(*job);
     }
     return true;
   };
@@ -342,6 +326,7 @@ void Scheduler::StartAcquire(const Job& job) {
       job,
       [this, job, set] {
         *set = AcquireModules(client_, job->request, acquisition_);
+        ReplacePolicy(client_, job->request, set.get());
       },
       [this, job, set, begin] {
         job->timings.acquire += absl::Now() - begin;
@@ -447,6 +432,7 @@ void Scheduler::StartWait(const Job& job) {
       [this, job, deadline] {
         WaitForPending(job->request, acquisition_, *job->cancel, deadline,
                        &job->modules);
+        ReplacePolicy(client_, job->request, &job->modules);
       },
       [this, job, begin, corrupt_before] {
         job->timings.wait_pending += absl::Now() - begin;

@@ -114,7 +114,6 @@ class Scheduler {
   // False when it is time to end.
   bool WaitForWork(bool runnable);
   void EndDoneJobs();
-  void SetPolicies(const GenerationJob& job);
   void CheckDeadlines();
   void AdmitQueued();
   std::deque<Job>::iterator NextQueued();

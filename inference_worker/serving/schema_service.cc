@@ -73,6 +73,7 @@ absl::Status SchemaService::Create(const v1::CreateSchemaRequest& request,
   compiler_->Invalidate(schema->name());
   *response->mutable_schema() = std::move(*kept.mutable_schema());
   response->set_created(kept.created());
+  response->mutable_pins_refused()->Swap(kept.mutable_pins_refused());
   return absl::OkStatus();
 }
 

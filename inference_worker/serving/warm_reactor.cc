@@ -28,11 +28,10 @@ uint64_t WarmReactor::TokensOf(size_t index) const {
       prompts_[index]->plan->modules.back().num_tokens());
 }
 
-void WarmReactor::Start(absl::StatusOr<Prompts> prompts, bool set_policies) {
+void WarmReactor::Start(absl::StatusOr<Prompts> prompts) {
   const std::shared_ptr<WarmReactor> self = self_;
   if (!prompts.ok()) return End(ToClientStatus(prompts.status()));
   prompts_ = *std::move(prompts);
-  set_policies_ = set_policies;
   progress_.set_modules_total(static_cast<uint32_t>(prompts_.size()));
   uint64_t tokens = 0;
   for (size_t i = 0; i < prompts_.size(); ++i) tokens += TokensOf(i);
@@ -49,7 +48,6 @@ void WarmReactor::SubmitNext() {
   request.prompt = prompts_[next_];
   request.max_tokens = 1;
   request.warm = true;
-  request.set_policies = set_policies_;
   request.arrival = absl::Now();
   request.deadline = deadline_;
   absl::Status failed;

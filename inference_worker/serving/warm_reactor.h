@@ -25,9 +25,8 @@ class WarmReactor final : public QueuedWriteReactor<v1::WarmModulesResponse>,
   static std::shared_ptr<WarmReactor> Create(Scheduler* scheduler,
                                              CallLimit* limit,
                                              absl::Time deadline);
-  // One prompt a module, that module the last of its plan. `set_policies`: see
-  // GenerationRequest.
-  void Start(absl::StatusOr<Prompts> prompts, bool set_policies = false);
+  // One prompt a module, that module the last of its plan.
+  void Start(absl::StatusOr<Prompts> prompts);
   bool cancelled() const ABSL_LOCKS_EXCLUDED(cancel_mu_) {
     MutexLock lock(&cancel_mu_);
     return cancelled_;
@@ -53,7 +52,6 @@ class WarmReactor final : public QueuedWriteReactor<v1::WarmModulesResponse>,
   std::shared_ptr<WarmReactor> self_;
   // By one thread at a time: Start's, then the scheduler's or the alarm's.
   Prompts prompts_;
-  bool set_policies_ = false;
   size_t next_ = 0;
   v1::WarmModulesResponse progress_;
   std::unique_ptr<grpc::Alarm> alarm_;

@@ -1,6 +1,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -69,6 +70,14 @@ void PrintPut(const v1::CreateSchemaResponse& response, bool validate_only) {
   for (const auto& warning : response.warnings()) {
     std::cerr << "note: " << warning << "\n";
   }
+  if (response.pins_refused().empty()) return;
+  std::cerr << "note: not pinned, the daemon's pin budget has no room: ";
+  const char* separator = "";
+  for (const auto& path : response.pins_refused()) {
+    std::cerr << std::exchange(separator, ", ")
+              << (path.empty() ? "the preamble" : path);
+  }
+  std::cerr << "\n";
 }
 
 int Put(const Globals& globals, const PutFlags& flags) {

@@ -110,7 +110,7 @@ TEST_F(PolicyTest, APinOverTheBudgetIsRefusedAndToldAndTriedAgain) {
   PutFree(a, 1, 1, {.pin = true});
   PutFree(a, 2);
   PolicyResult result = SetOne(2, {.ttl = absl::Seconds(5), .pin = true});
-  EXPECT_EQ(result.num_pins_refused, 1u);
+  EXPECT_EQ(result.pins_refused.size(), 1u);
   EXPECT_THAT(result.pinned, IsEmpty());
   EXPECT_FALSE(Info(2).pinned);
   EXPECT_EQ(Info(2).expire_time, clock_.Now() + absl::Seconds(5));

@@ -404,22 +404,24 @@ TEST_F(CacheClientTest, APolicyReachesModulesThatAreThere) {
   auto client = AttachedClient("a");
   auto lease = Acquire(*client, Args({"m", "n"}));
   ASSERT_TRUE(FillAndCommit(lease.get(), 0, 1));
-  client->SetPolicy({});
-  client->SetPolicy({{.key = Sha256Of("m"), .ttl = absl::Seconds(90)},
-                     {.key = Sha256Of("n"), .pin = true}});  // not there
+  EXPECT_THAT(client->SetPolicy({}), IsOkAndHolds(IsEmpty()));
+  EXPECT_THAT(
+      client->SetPolicy({{.key = Sha256Of("m"), .ttl = absl::Seconds(90)},
+                         {.key = Sha256Of("n"), .pin = true}}),  // not there
+      IsOkAndHolds(ElementsAre(false, false)));
   const auto info = [&] { return server_->cache().Get(Sha256Of("m").ToHex()); };
-  EXPECT_TRUE(Eventually(
-      [&] { return info()->metadata.policy.ttl == absl::Seconds(90); }));
+  EXPECT_EQ(info()->metadata.policy.ttl, absl::Seconds(90));
   EXPECT_FALSE(info()->pinned);
-  client->SetPolicy({{.key = Sha256Of("m"), .pin = true}});
-  EXPECT_TRUE(Eventually([&] { return info()->pinned; }));
+  EXPECT_THAT(client->SetPolicy({{.key = Sha256Of("m"), .pin = true}}),
+              IsOkAndHolds(ElementsAre(false)));
+  EXPECT_TRUE(info()->pinned);
   PC_ASSERT_OK(server_->registry().modules().Flush());
   const auto records = server_->registry().LoadModules();
   PC_ASSERT_OK(records);
   ASSERT_THAT(*records, SizeIs(1));
   EXPECT_TRUE(records->at(0).policy.pin);
   StopDaemon();
-  client->SetPolicy({{.key = Sha256Of("m")}});  // lost without a daemon
+  EXPECT_FALSE(client->SetPolicy({{.key = Sha256Of("m")}}).ok());
 }
 
 TEST_F(CacheClientTest, ARefusedPinIsTold) {

@@ -173,10 +173,16 @@ class FakeClient final : public CacheClient {
     cache_->counters_.used_created += created;
     cache_->counters_.used_fresh += fresh;
   }
-  void SetPolicy(const std::vector<PolicyChange>& changes) override {
+  absl::StatusOr<std::vector<bool>> SetPolicy(
+      const std::vector<PolicyChange>& changes) override {
     MutexLock lock(&cache_->mu_);
     cache_->policy_changes_.insert(cache_->policy_changes_.end(),
                                    changes.begin(), changes.end());
+    std::vector<bool> refused;
+    for (const PolicyChange& change : changes) {
+      refused.push_back(change.pin && cache_->refuse_pins_);
+    }
+    return refused;
   }
 
  private:

@@ -231,8 +231,32 @@ TEST_F(PromptCompilerTest, WarmPromptsHaveTheKeysOfRealOnes) {
   EXPECT_EQ(last.plan->modules.back().path, "m");
   EXPECT_EQ(last.identities.back().key, prompt->identities.back().key);
   EXPECT_EQ(last.policies.back().ttl, absl::Seconds(9));
+  EXPECT_TRUE(last.replace_policy);
   EXPECT_THAT(compiler_->CompileWarm("s", {"nope"}, nullptr),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("nope")));
+}
+
+TEST_F(PromptCompilerTest, AWarmPolicyIsOfTheNamedModulesAlone) {
+  source_.records["s"].policy.ttl = absl::Seconds(5);
+  const ModulePolicy policy{.ttl = absl::Seconds(9)};
+  for (const std::vector<std::string>& paths :
+       {std::vector<std::string>{"m"}, {"", "m"}, {}}) {
+    const auto warm = compiler_->CompileWarm("s", paths, &policy);
+    PC_ASSERT_OK(warm);
+    for (const auto& prompt : *warm) {
+      // The preamble is what other modules saw, too.
+      const bool preamble = prompt->plan->modules.back().path.empty();
+      const bool given = !preamble || paths.size() != 1;
+      EXPECT_EQ(prompt->replace_policy, given);
+      EXPECT_EQ(prompt->policies.back().ttl, absl::Seconds(given ? 9 : 5));
+    }
+  }
+  const auto warm = compiler_->CompileWarm("s", {}, nullptr);
+  PC_ASSERT_OK(warm);
+  for (const auto& prompt : *warm) {
+    EXPECT_FALSE(prompt->replace_policy);
+    EXPECT_EQ(prompt->policies.back().ttl, absl::Seconds(5));
+  }
 }
 
 TEST(WarmPlanTest, AModuleGoesWithAllThatItSaw) {

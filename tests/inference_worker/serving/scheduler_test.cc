@@ -665,19 +665,33 @@ TEST_F(SchedulerTest, WarmingEncodesModulesAndNothingElse) {
   auto again = Run(request);
   EXPECT_THAT(again->completed().modules, Each(StateSource::kRead));
   EXPECT_THAT(cache_.policy_changes(), IsEmpty());
-  request.set_policies = true;
-  Run(request);
-  // Sent after the sink was told.
-  for (int i = 0; i < 2000 && cache_.policy_changes().empty(); ++i) {
-    absl::SleepFor(absl::Milliseconds(10));
-  }
-  ASSERT_EQ(cache_.policy_changes().size(), 2u);
-  EXPECT_EQ(cache_.policy_changes()[1].key, request.prompt->identities[1].key);
-  EXPECT_EQ(cache_.policy_changes()[1].ttl, absl::Seconds(7));
-  EXPECT_TRUE(cache_.policy_changes()[1].pin);
   cache_.SetDown(true);
   EXPECT_THAT(Run(request)->status(),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
+}
+
+TEST_F(SchedulerTest, WarmingCanReplaceThePolicyOfWhatIsThere) {
+  Start();
+  PlanBuilder b(3);
+  b.AddModule({});
+  b.AddModule({{.module = 0, .num_tokens = 1, .offset = -9}});
+  GenerationRequest request = Request(b.Build());
+  request.warm = true;
+  Run(request);
+  auto prompt = std::make_shared<CompiledPrompt>(*request.prompt);
+  prompt->policies[1] = {.ttl = absl::Seconds(7), .pin = true};
+  prompt->replace_policy = true;
+  request.prompt = prompt;
+  EXPECT_THAT(Run(request)->completed().notices, IsEmpty());
+  // Its context is another module, with its own policy.
+  ASSERT_EQ(cache_.policy_changes().size(), 1u);
+  EXPECT_EQ(cache_.policy_changes()[0].key, prompt->identities[1].key);
+  EXPECT_EQ(cache_.policy_changes()[0].ttl, absl::Seconds(7));
+  EXPECT_TRUE(cache_.policy_changes()[0].pin);
+  cache_.SetRefusePins(true);
+  EXPECT_THAT(Run(request)->completed().notices,
+              ElementsAre("not pinned, the daemon's pin budget has no room: " +
+                          prompt->plan->modules[1].path));
 }
 
 TEST_F(SchedulerTest, ARefusedPinIsTold) {
