@@ -170,24 +170,26 @@ bool CacheState::EvictKey(const ModuleKey& key, absl::Time now,
   return true;
 }
 
-bool CacheState::PinKey(const ModuleKey& key, bool pin, absl::Time now) {
+PinOutcome CacheState::PinKey(const ModuleKey& key, bool pin, absl::Time now) {
   Entry* const entry = FindVisible(key);
   if (entry == nullptr || !entry->resident()) {
     ModuleInfo* const known = known_.FindMutable(key);
-    if (known == nullptr || pin || !known->pinned) return false;
+    if (known == nullptr || pin) return PinOutcome::kAbsent;
+    if (!known->pinned) return PinOutcome::kUnchanged;
     known->pinned = false;
-    return true;
+    return PinOutcome::kChanged;
   }
-  if (entry->pinned == pin) return false;
+  if (entry->pinned == pin) return PinOutcome::kUnchanged;
   if (pin && pinned_bytes() + entry->bytes() > options_.pin_budget_bytes) {
-    return false;
+    ++counters_.pins_refused;
+    return PinOutcome::kRefused;
   }
   Update(entry, [&] {
     entry->pinned = pin;
     // Its time did not run while it was pinned.
     if (!pin) entry->Touch(now);
   });
-  return true;
+  return PinOutcome::kChanged;
 }
 
 void CacheState::SetPolicy(const ModuleKey& key, const CachePolicy& policy,

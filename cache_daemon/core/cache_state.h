@@ -116,7 +116,7 @@ class CacheState {
   // False: not there, or a reservation.
   bool EvictKey(const ModuleKey& key, absl::Time now, EvictResult* result,
                 Effects* effects);
-  bool PinKey(const ModuleKey& key, bool pin, absl::Time now);
+  PinOutcome PinKey(const ModuleKey& key, bool pin, absl::Time now);
   void SetPolicy(const ModuleKey& key, const CachePolicy& policy,
                  absl::Time now, PolicyResult* result);
   void SetPolicy(const ModuleKey& key, const SchemaPolicies& policies,

@@ -311,7 +311,19 @@ absl::StatusOr<PinResult> ModuleCache::Pin(const ModuleFilter& filter,
   PC_RETURN_IF_ERROR(
       ForEach(filter, /*include_absent=*/!pin, [&](const ModuleKey& key) {
         mu_.AssertHeld();
-        if (state_->PinKey(key, pin, now)) result.keys.push_back(key);
+        switch (state_->PinKey(key, pin, now)) {
+          case PinOutcome::kAbsent:
+            break;
+          case PinOutcome::kChanged:
+            result.keys.push_back(key);
+            break;
+          case PinOutcome::kUnchanged:
+            ++result.num_unchanged;
+            break;
+          case PinOutcome::kRefused:
+            ++result.num_refused;
+            break;
+        }
       }));
   MutexLock lock(&mu_);
   result.num_changed = result.keys.size();

@@ -100,10 +100,15 @@ struct EvictResult {
   std::vector<ModuleKey> keys;
 };
 
+// Of one key. Absent: not there, or a reservation.
+enum class PinOutcome { kAbsent, kChanged, kUnchanged, kRefused };
+
 struct PinResult {
   uint64_t num_changed = 0;
   uint64_t pinned_bytes = 0;
   uint64_t pin_budget_bytes = 0;
+  uint64_t num_unchanged = 0;   // as asked already
+  uint64_t num_refused = 0;     // over the pin budget
   std::vector<ModuleKey> keys;  // changed
 };
 

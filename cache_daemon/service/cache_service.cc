@@ -61,6 +61,9 @@ grpc::ServerUnaryReactor* CacheService::EvictModules(
                      response->set_num_evicted(result.num_evicted);
                      response->set_bytes(result.bytes);
                      response->set_num_deferred(result.num_deferred);
+                     if (result.keys.empty()) {
+                       response->set_unknown_schema(IsUnknown(filter.schema));
+                     }
                      return absl::OkStatus();
                    });
 }
@@ -90,6 +93,11 @@ absl::Status CacheService::Stats(v1::CacheStats* response) {
   return absl::OkStatus();
 }
 
+bool CacheService::IsUnknown(const std::string& schema) const {
+  return !schema.empty() &&
+         absl::IsNotFound(deps_.registry->GetSchema(schema, 0).status());
+}
+
 absl::Status CacheService::List(const v1::ListModulesRequest& request,
                                 v1::ListModulesResponse* response) {
   ListArgs args{.include_absent = request.include_absent(),
@@ -113,6 +121,9 @@ absl::Status CacheService::List(const v1::ListModulesRequest& request,
   if (result.more && !result.modules.empty()) {
     response->set_next_page_token(result.modules.back().key.ToHex());
   }
+  if (result.modules.empty() && request.page_token().empty()) {
+    response->set_unknown_schema(IsUnknown(request.filter().schema()));
+  }
   return absl::OkStatus();
 }
 
@@ -127,6 +138,11 @@ absl::Status CacheService::Pin(const v1::PinModulesRequest& request,
   response->set_num_changed(result.num_changed);
   response->set_pinned_bytes(result.pinned_bytes);
   response->set_pin_budget_bytes(result.pin_budget_bytes);
+  response->set_num_refused(result.num_refused);
+  response->set_num_unchanged(result.num_unchanged);
+  if (result.keys.empty() && result.num_unchanged + result.num_refused == 0) {
+    response->set_unknown_schema(IsUnknown(filter.schema));
+  }
   return absl::OkStatus();
 }
 

@@ -57,6 +57,8 @@ class CacheService final : public v1::CacheService::CallbackService {
                     v1::ListModulesResponse* response);
   absl::Status Pin(const v1::PinModulesRequest& request,
                    v1::PinModulesResponse* response);
+  // Of a filter: it names a schema that the registry does not have.
+  bool IsUnknown(const std::string& schema) const;
 
   const Deps deps_;
   std::atomic<int> num_watchers_{0};

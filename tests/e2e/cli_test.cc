@@ -247,6 +247,42 @@ TEST_F(CliTest, APinOverTheBudgetIsSaid) {
               HasSubstr("refused: the budget is full"));
 }
 
+TEST_F(CliTest, APinOverTheBudgetIsSaidOfModulesThatAreThere) {
+  UseTinyModel();
+  StartDaemon({"--pin_budget_bytes=0"});
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  const std::string schema = File("schema.xml", SmallSchema("lib"));
+  const std::string to = worker->address();
+  EXPECT_EQ(Cli({"schema", "put", schema, "--worker", to}).ended,
+            "exit status 0");
+  EXPECT_EQ(Cli({"warm", "lib", "--worker", to}).ended, "exit status 0");
+  const Json warmed =
+      Cli({"warm", "lib", "a", "--pin", "--json", "--worker", to}).json();
+  EXPECT_EQ(warmed["already_cached"], 2) << warmed;  // and the preamble
+  ASSERT_EQ(warmed["notices"].size(), 1u) << warmed;
+  EXPECT_EQ(warmed["notices"][0],
+            "not pinned, the daemon's pin budget has no room: a");
+  EXPECT_THAT(Cli({"schema", "put", schema, "--pin", "--worker", to}).error,
+              HasSubstr("note: not pinned, the daemon's pin budget has no "
+                        "room: "));
+  const CliResult pinned = Cli({"pin", "--schema", "lib", "--path", "a",
+                                "--json", "--daemon", daemon_address()});
+  EXPECT_EQ(pinned.ended, "exit status 4");
+  EXPECT_EQ(pinned.json()["num_refused"], 1) << pinned.out;
+  EXPECT_THAT(pinned.error, HasSubstr("the daemon's pin budget has no room"));
+}
+
+TEST_F(CliTest, AnUnknownSchemaIsSaid) {
+  StartDaemon();
+  for (const char* command : {"modules", "evict", "pin"}) {
+    const CliResult result =
+        Cli({command, "--schema", "nosuch", "--daemon", daemon_address()});
+    EXPECT_EQ(result.ended, "exit status 1") << command;
+    EXPECT_THAT(result.error, HasSubstr("no schema \"nosuch\"")) << command;
+  }
+}
+
 TEST_F(CliTest, AServersRefusalIsExitFour) {
   UseTinyModel();
   StartDaemon();

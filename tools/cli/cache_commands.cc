@@ -13,6 +13,19 @@
 namespace promptcache::cli {
 namespace {
 
+absl::Status CheckPath(const std::string& path, const std::string& schema) {
+  if (path.empty() || !schema.empty()) return absl::OkStatus();
+  return UsageError("--path needs --schema: paths are a schema's own");
+}
+
+// For what the daemon answered about a schema that it does not know.
+int NoSchema(const std::string& schema, bool json) {
+  return Report(
+      absl::NotFoundError(absl::StrCat("there is no schema \"", schema,
+                                       "\"; promptcache schema list has all")),
+      json);
+}
+
 // Which modules: --all, --schema NAME [--path PATH], or keys.
 struct Selection {
   std::vector<std::string> keys;
@@ -28,9 +41,7 @@ struct Selection {
     command->add_flag("--all", all, "every module");
   }
   absl::StatusOr<v1::ModuleFilter> Filter() const {
-    if (!path.empty() && schema.empty()) {
-      return UsageError("--path needs --schema: paths are a schema's own");
-    }
+    if (auto status = CheckPath(path, schema); !status.ok()) return status;
     if (keys.empty() && schema.empty() && !all) {
       return UsageError("which modules? Give keys, --schema NAME or --all");
     }
@@ -99,12 +110,16 @@ absl::StatusOr<v1::ListModulesResponse> ListAll(
     auto page = daemon->ListModules(request);
     if (!page.ok()) return page.status();
     all.mutable_modules()->MergeFrom(page->modules());
+    all.set_unknown_schema(page->unknown_schema());
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
   return all;
 }
 
 int Modules(const Globals& globals, const ModulesFlags& flags) {
+  if (auto status = CheckPath(flags.path, flags.schema); !status.ok()) {
+    return Report(status, globals.json);
+  }
   auto daemon = globals.ConnectDaemon();
   if (!daemon.ok()) return Report(daemon.status(), globals.json);
   if (!flags.key.empty()) {
@@ -130,6 +145,7 @@ int Modules(const Globals& globals, const ModulesFlags& flags) {
   }
   auto list = ListAll(daemon->get(), request);
   if (!list.ok()) return Report(list.status(), globals.json);
+  if (list->unknown_schema()) return NoSchema(flags.schema, globals.json);
   if (globals.json) {
     std::cout << ToJson(*list)["modules"].dump(2) << "\n";
   } else if (list->modules().empty()) {
@@ -152,6 +168,9 @@ int Evict(const Globals& globals, const Selection& selection) {
   *request.mutable_filter() = *filter;
   auto response = (*daemon)->EvictModules(request);
   if (!response.ok()) return Report(response.status(), globals.json);
+  if (response->unknown_schema()) {
+    return NoSchema(selection.schema, globals.json);
+  }
   if (globals.json) {
     std::cout << ToJson(*response).dump(2) << "\n";
   } else {
@@ -176,15 +195,25 @@ int Pin(const Globals& globals, const Selection& selection, bool unpin) {
   request.set_unpin(unpin);
   auto response = (*daemon)->PinModules(request);
   if (!response.ok()) return Report(response.status(), globals.json);
+  if (response->unknown_schema()) {
+    return NoSchema(selection.schema, globals.json);
+  }
   if (globals.json) {
     std::cout << ToJson(*response).dump(2) << "\n";
   } else {
     std::cout << (unpin ? "unpinned " : "pinned ")
-              << WithCommas(response->num_changed()) << " modules; "
-              << HumanBytes(response->pinned_bytes()) << " of "
+              << WithCommas(response->num_changed()) << " modules";
+    if (response->num_unchanged() > 0) {
+      std::cout << ", " << WithCommas(response->num_unchanged())
+                << (unpin ? " were not pinned" : " were pinned already");
+    }
+    std::cout << "; " << HumanBytes(response->pinned_bytes()) << " of "
               << HumanBytes(response->pin_budget_bytes()) << " are pinned\n";
   }
-  return kExitOk;
+  if (response->num_refused() == 0) return kExitOk;
+  std::cerr << "promptcache: not pinned, the daemon's pin budget has no room: "
+            << WithCommas(response->num_refused()) << " modules\n";
+  return kExitRefused;
 }
 
 std::string EventText(const v1::CacheEvent& event) {

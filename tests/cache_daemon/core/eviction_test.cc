@@ -341,12 +341,18 @@ TEST_F(PinTest, TheBudgetIsKept) {
       cache_->Pin({.schema = "s", .path = "m2"}, /*pin=*/true);
   PC_ASSERT_OK(result);
   EXPECT_EQ(result->num_changed, 0u);
+  EXPECT_EQ(result->num_refused, 1u);
+  EXPECT_EQ(cache_->Stats().pins_refused, 2u);  // the commit's, too
   EXPECT_EQ(result->pinned_bytes, 2 * kPageBytes);
   EXPECT_EQ(result->pin_budget_bytes, 2 * kPageBytes);
   result = cache_->Pin({.keys = {KeyOf(1).ToHex()}}, /*pin=*/false);
   EXPECT_THAT(result->keys, ::testing::ElementsAre(KeyOf(1)));
-  result = cache_->Pin({.keys = {KeyOf(2).ToHex()}}, /*pin=*/true);
-  EXPECT_EQ(result->num_changed, 1u);
+  for (const bool again : {false, true}) {
+    result = cache_->Pin({.keys = {KeyOf(2).ToHex()}}, /*pin=*/true);
+    EXPECT_EQ(result->num_changed, again ? 0u : 1u);
+    EXPECT_EQ(result->num_unchanged, again ? 1u : 0u);
+    EXPECT_EQ(result->num_refused, 0u);
+  }
 }
 
 TEST_F(PinTest, TimeDoesNotRunWhilePinned) {
