@@ -79,6 +79,32 @@ TEST_F(CliTest, AWrongCommandLineIsExitTwo) {
             "exit status 2");
   EXPECT_EQ(Cli({"evict"}).ended, "exit status 2");
   EXPECT_EQ(Cli({"--help"}).ended, "exit status 0");
+  EXPECT_THAT(Cli({"generate", "--help"}).out, HasSubstr("--connect-timeout"));
+  EXPECT_THAT(Cli({"bogus"}).error, HasSubstr("unknown command bogus"));
+  EXPECT_THAT(
+      Cli({"schema", "bogus"}).error,
+      HasSubstr("unknown command bogus; see promptcache schema --help"));
+  EXPECT_THAT(Cli({}).error, HasSubstr("no command is given"));
+}
+
+TEST_F(CliTest, AWrongCommandLineIsJsonToo) {
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{"--json", "bogus"},
+        {"--json", "schema", "put"},
+        {"stats", "--interval", "0", "--json"},
+        {"--json", "generate", "--max-tokens", "0"},
+        {"--json", "modules", "--path", "a"},
+        {"--json", "generate", "--text", ""},
+        {"--json", "generate"}}) {  // nothing on standard input
+    const CliResult result = Cli(args);
+    EXPECT_EQ(result.ended, "exit status 2") << result.error;
+    const Json json = result.json();
+    ASSERT_TRUE(json.is_object()) << result.out;
+    EXPECT_EQ(json["error"]["code"], "INVALID_ARGUMENT") << result.out;
+    EXPECT_NE(json["error"]["message"], "") << result.out;
+  }
+  EXPECT_THAT(Cli({"generate", "--text", ""}).error,
+              HasSubstr("the prompt is empty"));
 }
 
 TEST_F(CliTest, PmlCheckPrintsPlansAndErrors) {

@@ -1,5 +1,6 @@
 #include <chrono>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -212,6 +213,7 @@ int Count(const Globals& globals, const PromptFlags& flags) {
 
 void AddSampling(CLI::App* command, GenerateFlags* flags) {
   command->add_option("--max-tokens", flags->max_tokens, "longest answer")
+      ->check(CLI::Range(uint32_t{1}, std::numeric_limits<uint32_t>::max()))
       ->capture_default_str()
       ->group("Sampling");
   command

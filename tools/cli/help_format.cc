@@ -33,6 +33,16 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
          (end == std::string::npos ? "" : text.substr(end + 1) + "\n");
 }
 
+std::string HelpFormatter::make_footer(const CLI::App* app) const {
+  std::string footer = CLI::Formatter::make_footer(app);
+  if (app->get_parent() != nullptr) {
+    footer +=
+        "\nEvery command takes --json, --worker HOST:PORT, --daemon HOST:PORT "
+        "and\n--connect-timeout SECONDS; promptcache --help says more.\n";
+  }
+  return footer;
+}
+
 std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {
   return WrapBeside(CLI::Formatter::make_option_desc(option));
 }

@@ -1,7 +1,12 @@
 #include <signal.h>
 
+#include <algorithm>
 #include <iostream>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "glog/logging.h"
 #include "tools/cli/app.h"
 #include "tools/cli/cli_status.h"
@@ -22,6 +27,39 @@ constexpr char kFooter[] =
     "(--daemon).\n"
     "Exit codes: 0 fine; 1 what was asked about failed; 2 the command line is "
     "wrong;\n            3 no server answers; 4 the server refused.";
+
+// The command that was reached: "promptcache schema put".
+std::string NameOf(const CLI::App& command) {
+  return command.get_parent() == nullptr
+             ? command.get_name()
+             : NameOf(*command.get_parent()) + " " + command.get_name();
+}
+
+// What is wrong with the command line, and where help is.
+std::string UsageFault(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+  }
+  std::string fault = error.what();
+  // CLI11 misses a subcommand before it looks at what it did not know.
+  const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
+      command->get_require_subcommand_min() > 0) {
+    fault = unknown.empty() ? "no command is given"
+            : absl::StartsWith(unknown.front(), "-")
+                ? "unknown option " + unknown.front()
+                : "unknown command " + unknown.front();
+  }
+  while (!fault.empty() && fault.back() == '\n') fault.pop_back();
+  return fault + "; see " + NameOf(*command) + " --help";
+}
+
+bool WantsJson(int argc, char** argv) {
+  return std::any_of(argv + 1, argv + argc, [](std::string_view argument) {
+    return argument == "--json";
+  });
+}
 
 }  // namespace
 
@@ -63,8 +101,10 @@ int main(int argc, char** argv) {
   AddModel(&app, &globals, &action);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {  // how CLI11 says help, too
-    return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    return Report(UsageError(UsageFault(app, e)), WantsJson(argc, argv));
   }
   return action();
 }

@@ -55,7 +55,7 @@ void PromptFlags::AddTo(CLI::App* command) {
 
 absl::StatusOr<v1::Prompt> PromptFlags::Prompt() const {
   const int given = int{!file_.empty()} + int{!pml_file_.empty()} +
-                    int{!text_.empty()} + int{!messages_.empty()};
+                    int{text_.has_value()} + int{!messages_.empty()};
   if (given > 1) {
     return UsageError(
         "more than one prompt: give a file, --pml, --text or --message");
@@ -68,8 +68,9 @@ absl::StatusOr<v1::Prompt> PromptFlags::Prompt() const {
     }
     return prompt;
   }
-  if (!text_.empty()) {
-    prompt.set_text(text_);
+  if (text_.has_value()) {
+    if (text_->empty()) return UsageError("the prompt is empty: --text \"\"");
+    prompt.set_text(*text_);
     return prompt;
   }
   if (given == 0 && ::isatty(STDIN_FILENO) == 1) {
@@ -96,6 +97,12 @@ absl::StatusOr<v1::Prompt> PromptFlags::Prompt() const {
     // The newline that ends a line of a file is not part of a question.
     while (!text->empty() && (text->back() == '\n' || text->back() == '\r')) {
       text->pop_back();
+    }
+    if (text->empty()) {
+      return UsageError(
+          absl::StrCat("the prompt is empty: ",
+                       file_.empty() || file_ == "-" ? "standard input" : file_,
+                       " has no text"));
     }
     message->set_content(*text);
   }

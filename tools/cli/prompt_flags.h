@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ class PromptFlags {
  private:
   std::string file_;
   std::string pml_file_;
-  std::string text_;
+  std::optional<std::string> text_;
   std::vector<std::string> messages_;
   std::string layout_ = "compact";
 };
