@@ -323,6 +323,18 @@ TEST_F(CliTest, AServersRefusalIsExitFour) {
   EXPECT_EQ(result.json()["error"]["line"], 1);
 }
 
+TEST_F(CliTest, SwappedAddressesAreSaid) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  CliResult result = Cli({"stats", "--daemon", worker->address()});
+  EXPECT_EQ(result.ended, "exit status 3");
+  EXPECT_THAT(result.error, HasSubstr("is not a cache daemon"));
+  result = Cli({"generate", "--text", "x", "--worker", daemon_address()});
+  EXPECT_EQ(result.ended, "exit status 3");
+  EXPECT_THAT(result.error, HasSubstr("is not an inference worker"));
+}
+
 // Its context holds the demo's documents in the tiny vocabulary.
 worker::TinyLlamaSpec DemoModel() { return {.context = 32768}; }
 

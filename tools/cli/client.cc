@@ -18,6 +18,8 @@ namespace {
 
 // Unary calls that do no work of the model.
 constexpr absl::Duration kCallTimeout = absl::Seconds(30);
+// The longest schema, 4 MiB, took 17 s to judge on a loaded machine.
+constexpr absl::Duration kCreateSchemaTimeout = absl::Minutes(5);
 // Above the schema's limit of 4 MiB.
 constexpr int kMaxMessageBytes = 64 << 20;
 
@@ -49,19 +51,36 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(
       kExitUnreachable);
 }
 
+// Who is asked.
+struct Server {
+  const char* what;  // "a cache daemon"
+  std::string address;
+};
+
 // What a call ended with, as the command line reports it. Unavailable is a
 // connection that was lost, or a worker that lacks its daemon.
-absl::Status CallStatus(const grpc::Status& status) {
+absl::Status CallStatus(const grpc::Status& status, const Server& server) {
   if (status.ok()) return absl::OkStatus();
+  // What gRPC itself says, without words, of a service that is not there.
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
+      status.error_message().empty()) {
+    return WithExitCode(
+        absl::UnimplementedError(
+            absl::StrCat("what listens at ", server.address, " is not ",
+                         server.what, ": are --worker and --daemon swapped?")),
+        kExitUnreachable);
+  }
   return WithExitCode(rpc::FromGrpcStatus(status),
                       status.error_code() == grpc::StatusCode::UNAVAILABLE
                           ? kExitUnreachable
                           : kExitRefused);
 }
 
-// Contexts of running calls, so that another thread can end them.
+// Running calls to one server, so that another thread can end them.
 class Calls {
  public:
+  explicit Calls(Server server) : server_(std::move(server)) {}
+  const Server& server() const { return server_; }
   // Returns false when all calls have been cancelled for good.
   bool Add(grpc::ClientContext* context) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
@@ -80,6 +99,8 @@ class Calls {
   }
 
  private:
+  const Server server_;
+
   Mutex mu_;
   grpc::ClientContext* current_ ABSL_GUARDED_BY(mu_) = nullptr;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
@@ -109,20 +130,20 @@ absl::StatusOr<Response> Unary(
     Calls* calls, Stub* stub,
     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&,
                                  Response*),
-    const Request& request) {
+    const Request& request, absl::Duration timeout = kCallTimeout) {
   ScopedCall call(calls);
   if (!call.allowed()) return Interrupted();
-  call.context()->set_deadline(DeadlineIn(kCallTimeout));
+  call.context()->set_deadline(DeadlineIn(timeout));
   Response response;
-  const absl::Status status =
-      CallStatus((stub->*method)(call.context(), request, &response));
+  const absl::Status status = CallStatus(
+      (stub->*method)(call.context(), request, &response), calls->server());
   if (!status.ok()) return status;
   return response;
 }
 
 // Reads a stream to its end; stops early when `on_message` returns false.
 template <typename Response, typename OnMessage>
-absl::Status ReadAll(grpc::ClientContext* context,
+absl::Status ReadAll(grpc::ClientContext* context, const Server& server,
                      std::unique_ptr<grpc::ClientReader<Response>> reader,
                      const OnMessage& on_message) {
   Response response;
@@ -137,26 +158,29 @@ absl::Status ReadAll(grpc::ClientContext* context,
   if (stopped && status.error_code() == grpc::StatusCode::CANCELLED) {
     return absl::OkStatus();
   }
-  return CallStatus(status);
+  return CallStatus(status, server);
 }
 
 }  // namespace
 
 struct WorkerClient::Impl {
+  explicit Impl(const std::string& address)
+      : calls({"an inference worker", address}) {}
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::InferenceService::Stub> inference;
   std::unique_ptr<v1::SchemaService::Stub> schemas;
   Calls calls;
 };
 
-WorkerClient::WorkerClient() : impl_(std::make_unique<Impl>()) {}
+WorkerClient::WorkerClient(const std::string& address)
+    : impl_(std::make_unique<Impl>(address)) {}
 WorkerClient::~WorkerClient() = default;
 
 absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     const std::string& address, absl::Duration timeout) {
   auto channel = ConnectTo("inference worker", "worker", address, timeout);
   if (!channel.ok()) return channel.status();
-  std::unique_ptr<WorkerClient> client(new WorkerClient());
+  std::unique_ptr<WorkerClient> client(new WorkerClient(address));
   client->impl_->channel = *channel;
   client->impl_->inference = v1::InferenceService::NewStub(*channel);
   client->impl_->schemas = v1::SchemaService::NewStub(*channel);
@@ -168,7 +192,7 @@ absl::Status WorkerClient::Generate(
     const std::function<bool(const v1::GenerateResponse&)>& on_event) {
   ScopedCall call(&impl_->calls);
   if (!call.allowed()) return Interrupted();
-  return ReadAll(call.context(),
+  return ReadAll(call.context(), impl_->calls.server(),
                  impl_->inference->Generate(call.context(), request), on_event);
 }
 
@@ -177,7 +201,7 @@ absl::Status WorkerClient::WarmModules(
     const std::function<void(const v1::WarmModulesResponse&)>& on_progress) {
   ScopedCall call(&impl_->calls);
   if (!call.allowed()) return Interrupted();
-  return ReadAll(call.context(),
+  return ReadAll(call.context(), impl_->calls.server(),
                  impl_->inference->WarmModules(call.context(), request),
                  [&](const v1::WarmModulesResponse& response) {
                    on_progress(response);
@@ -202,7 +226,7 @@ absl::StatusOr<v1::CreateSchemaResponse> WorkerClient::CreateSchema(
     const v1::CreateSchemaRequest& request) {
   return Unary<v1::CreateSchemaResponse>(&impl_->calls, impl_->schemas.get(),
                                          &v1::SchemaService::Stub::CreateSchema,
-                                         request);
+                                         request, kCreateSchemaTimeout);
 }
 
 absl::StatusOr<v1::Schema> WorkerClient::GetSchema(
@@ -229,18 +253,21 @@ absl::Status WorkerClient::DeleteSchema(
 void WorkerClient::CancelAll() { impl_->calls.Cancel(); }
 
 struct DaemonClient::Impl {
+  explicit Impl(const std::string& address)
+      : calls({"a cache daemon", address}) {}
   std::unique_ptr<v1::CacheService::Stub> cache;
   Calls calls;
 };
 
-DaemonClient::DaemonClient() : impl_(std::make_unique<Impl>()) {}
+DaemonClient::DaemonClient(const std::string& address)
+    : impl_(std::make_unique<Impl>(address)) {}
 DaemonClient::~DaemonClient() = default;
 
 absl::StatusOr<std::unique_ptr<DaemonClient>> DaemonClient::Connect(
     const std::string& address, absl::Duration timeout) {
   auto channel = ConnectTo("cache daemon", "daemon", address, timeout);
   if (!channel.ok()) return channel.status();
-  std::unique_ptr<DaemonClient> client(new DaemonClient());
+  std::unique_ptr<DaemonClient> client(new DaemonClient(address));
   client->impl_->cache = v1::CacheService::NewStub(*channel);
   return client;
 }
@@ -283,7 +310,7 @@ absl::Status DaemonClient::WatchEvents(
     const std::function<bool(const v1::CacheEvent&)>& on_event) {
   ScopedCall call(&impl_->calls);
   return ReadAll(
-      call.context(),
+      call.context(), impl_->calls.server(),
       impl_->cache->WatchEvents(call.context(), v1::WatchEventsRequest()),
       on_event);
 }

@@ -46,7 +46,7 @@ class WorkerClient {
   void CancelAll();
 
  private:
-  WorkerClient();
+  explicit WorkerClient(const std::string& address);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
@@ -71,7 +71,7 @@ class DaemonClient {
       const std::function<bool(const v1::CacheEvent&)>& on_event);
 
  private:
-  DaemonClient();
+  explicit DaemonClient(const std::string& address);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
