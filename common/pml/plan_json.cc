@@ -63,9 +63,7 @@ std::string Excerpt(const PlanSpan& span, const Tokenizer& tokenizer) {
   return out;
 }
 
-}  // namespace
-
-std::string PlanToJson(const Plan& plan) {
+ordered_json PlanJson(const Plan& plan) {
   ordered_json spans = ordered_json::array();
   for (const PlanSpan& span : plan.spans) {
     ordered_json s = {{"kind", KindName(span.kind)},
@@ -76,16 +74,29 @@ std::string PlanToJson(const Plan& plan) {
     if (!scaffold.empty()) s["scaffold"] = scaffold;
     spans.push_back(std::move(s));
   }
-  return Dump({{"exactness", ExactnessName(plan.exactness)},
-               {"tokens", plan.num_tokens},
-               {"cached_tokens", plan.num_cached_tokens},
-               {"spans", std::move(spans)}});
+  return {{"exactness", ExactnessName(plan.exactness)},
+          {"tokens", plan.num_tokens},
+          {"cached_tokens", plan.num_cached_tokens},
+          {"spans", std::move(spans)}};
+}
+
+}  // namespace
+
+std::string PlanToJson(const Plan& plan) { return Dump(PlanJson(plan)); }
+
+std::string PlanToJson(const Plan& plan, const Tokenizer& tokenizer) {
+  ordered_json json = PlanJson(plan);
+  const std::vector<std::string> warnings = PlanBorders(plan, tokenizer);
+  if (!warnings.empty()) json["warnings"] = warnings;
+  return Dump(json);
 }
 
 std::string ErrorToJson(const PmlError& error) {
   ordered_json e = {{"reason", error.reason}, {"in", SourceName(error.source)}};
   if (error.place.line > 0) e["line"] = error.place.line;
   if (error.place.column > 0) e["column"] = error.place.column;
+  if (!error.detail.empty()) e["message"] = error.detail;
+  for (const auto& [name, number] : error.numbers) e[name] = number;
   return Dump({{"error", std::move(e)}});
 }
 

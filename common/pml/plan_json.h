@@ -12,9 +12,12 @@ namespace promptcache::pml {
 // {"exactness","tokens","cached_tokens","spans":[...]}: the form that the
 // vectors have as `expect` (tests/data/pml/README.md). One line.
 std::string PlanToJson(const Plan& plan);
+// With "warnings", where the tokenizer would have joined what a border splits.
+std::string PlanToJson(const Plan& plan, const Tokenizer& tokenizer);
 
-// {"error":{"reason","in","line","column"}}; no line or column where there is
-// no place.
+// {"error":{"reason","in","line","column","message"}} and the numbers that the
+// message has ("tokens", "limit", ...); no line or column where there is no
+// place.
 std::string ErrorToJson(const PmlError& error);
 
 // For people: a table of spans (positions, tokens, cached or fresh), totals,

@@ -88,7 +88,7 @@ absl::Status CheckPrompt(const CheckFlags& flags, const LocalVocabulary& model,
   options.context_length =
       flags.context_tokens >= 0 ? flags.context_tokens : model.context_length;
   PC_ASSIGN_OR_RETURN(pml::Plan plan, pml::Compile(schema, *prompt, options));
-  std::cout << (json ? pml::PlanToJson(plan) + "\n"
+  std::cout << (json ? pml::PlanToJson(plan, *model.tokenizer) + "\n"
                      : pml::PlanToTable(plan, *model.tokenizer));
   return absl::OkStatus();
 }

@@ -90,6 +90,30 @@ TEST(ReportTest, JsonIsTheFormOfTheVectors) {
             "\"line\":2}}");
 }
 
+TEST(ReportTest, JsonForScriptsHasTheWarningsOfTheTable) {
+  const Plan plan =
+      PlanOf("<schema name='s'>Intro. <module name='a'>alpha</module></schema>",
+             "<prompt schema='s'><a/>beta</prompt>");
+  const std::string json = PlanToJson(plan, Fake());
+  EXPECT_THAT(json, HasSubstr("\"warnings\":[\""));
+  EXPECT_THAT(json, HasSubstr("module a (\\\"alpha\\\")"));
+  EXPECT_EQ(
+      PlanToJson(PlanOf(kScaffold, "<prompt schema='s'><a/></prompt>"), Fake())
+          .find("warnings"),
+      std::string::npos);
+}
+
+TEST(ReportTest, JsonOfAnErrorHasItsWordsAndNumbers) {
+  EXPECT_EQ(ErrorToJson({.reason = "PML_ARGUMENT_TOO_LONG",
+                         .source = Source::kPrompt,
+                         .place = {.line = 1, .column = 9},
+                         .detail = "argument 'p' has 9 tokens, 6 fit",
+                         .numbers = {{"tokens", 9}, {"length", 6}}}),
+            "{\"error\":{\"reason\":\"PML_ARGUMENT_TOO_LONG\",\"in\":"
+            "\"prompt\",\"line\":1,\"column\":9,\"message\":\"argument 'p' "
+            "has 9 tokens, 6 fit\",\"tokens\":9,\"length\":6}}");
+}
+
 TEST(ReportTest, TheTableSaysWhatAPlanIs) {
   const std::string table = PlanToTable(
       PlanOf(kScaffold, "<prompt schema='s'><a/><b/>x \n</prompt>"), Fake());
