@@ -12,35 +12,54 @@ namespace promptcache::cli {
 namespace {
 
 constexpr char kExitCodeUrl[] = "promptcache/exit_code";
+constexpr char kFileUrl[] = "promptcache/file/";  // and "schema" or "prompt"
 
 using Json = nlohmann::ordered_json;
 
-// "the prompt, line 3, column 5: " when the error names a place.
-std::string Place(const rpc::ErrorInfo& info) {
-  const auto source = info.metadata.find("source");
-  if (source == info.metadata.end()) return "";
-  std::string place = absl::StrCat("the ", source->second);
+std::string Find(const rpc::ErrorInfo& info, const char* key) {
+  const auto it = info.metadata.find(key);
+  return it == info.metadata.end() ? "" : it->second;
+}
+
+// The file that an error's document came from; "" when it is not known.
+std::string FileOf(const absl::Status& status, const rpc::ErrorInfo& info) {
+  const auto file = status.GetPayload(kFileUrl + Find(info, "source"));
+  return file.has_value() ? std::string(*file) : "";
+}
+
+// "prompt.xml:3:5: ", or "the prompt, line 3, column 5: " without a file, when
+// the error names a place.
+std::string Place(const absl::Status& status, const rpc::ErrorInfo& info) {
+  const std::string source = Find(info, "source");
+  if (source.empty()) return "";
+  const std::string file = FileOf(status, info);
+  std::string place = file.empty() ? "the " + source : file;
   for (const char* key : {"line", "column"}) {
-    const auto it = info.metadata.find(key);
-    if (it != info.metadata.end() && it->second != "0") {
-      absl::StrAppend(&place, ", ", key, " ", it->second);
-    }
+    const std::string number = Find(info, key);
+    if (number.empty() || number == "0") continue;
+    absl::StrAppend(&place, file.empty() ? absl::StrCat(", ", key, " ", number)
+                                         : absl::StrCat(":", number));
   }
   return place + ": ";
 }
 
 void SayInWords(const absl::Status& status) {
   std::cerr << "promptcache: ";
+  const std::string message(status.message());
   const auto info = rpc::GetErrorInfo(status);
-  if (info.has_value()) std::cerr << Place(*info);
-  std::cerr << status.message();
-  if (info.has_value() && !info->reason.empty()) {
-    std::cerr << " [" << info->reason << "]";
+  if (info.has_value()) {
+    // The message has place and reason in it, the detail has not.
+    const std::string detail = Find(*info, "detail");
+    std::cerr << Place(status, *info) << (detail.empty() ? message : detail);
+    if (!info->reason.empty()) std::cerr << " [" << info->reason << "]";
+  } else {
+    std::cerr << message;
   }
   std::cerr << "\n";
   for (const auto& violation : rpc::GetFieldViolations(status)) {
-    std::cerr << "  " << violation.field << ": " << violation.description
-              << "\n";
+    const std::string line =
+        absl::StrCat(violation.field, ": ", violation.description);
+    if (line != message) std::cerr << "  " << line << "\n";
   }
   if (const auto delay = rpc::GetRetryDelay(status)) {
     std::cerr << "  try again in " << absl::FormatDuration(*delay) << "\n";
@@ -60,6 +79,8 @@ Json ErrorJson(const absl::Status& status) {
         error[key] = value;
       }
     }
+    const std::string file = FileOf(status, *info);
+    if (!file.empty()) error["file"] = file;
   }
   for (const auto& violation : rpc::GetFieldViolations(status)) {
     error["fields"].push_back(
@@ -76,6 +97,14 @@ Json ErrorJson(const absl::Status& status) {
 absl::Status WithExitCode(absl::Status status, ExitCode code) {
   status.SetPayload(kExitCodeUrl,
                     absl::Cord(absl::string_view(absl::StrCat(int{code}))));
+  return status;
+}
+
+absl::Status NamingFile(absl::Status status, const std::string& source,
+                        const std::string& file) {
+  if (!status.ok() && !file.empty() && file != "-") {
+    status.SetPayload(kFileUrl + source, absl::Cord(absl::string_view(file)));
+  }
   return status;
 }
 

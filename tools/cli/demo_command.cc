@@ -165,7 +165,7 @@ int RunDemo(const Globals& globals, const DemoFlags& flags) {
   const absl::Status status = demo.Run(&interrupt);
   if (interrupt.happened()) {
     std::cerr << "\ninterrupted; both servers are ended\n";
-    return 130;
+    return kExitInterrupted;
   }
   if (!status.ok()) return Report(status, globals.json);
   if (globals.json) {

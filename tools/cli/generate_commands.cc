@@ -198,7 +198,10 @@ int Count(const Globals& globals, const PromptFlags& flags) {
   *request.mutable_prompt() = *prompt;
   request.set_layout(flags.layout());
   auto response = (*worker)->CountTokens(request);
-  if (!response.ok()) return Report(response.status(), globals.json);
+  if (!response.ok()) {
+    return Report(NamingFile(response.status(), "prompt", flags.file()),
+                  globals.json);
+  }
   if (globals.json) {
     std::cout << ToJson(*response).dump(2) << "\n";
     return kExitOk;

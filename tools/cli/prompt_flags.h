@@ -17,6 +17,10 @@ class PromptFlags {
   // Reads files and standard input. Usage error for none or several prompts.
   absl::StatusOr<v1::Prompt> Prompt() const;
   v1::PlanLayout layout() const;
+  // Whose prompt it is; "" or "-" when it is no file's.
+  const std::string& file() const {
+    return pml_file_.empty() ? file_ : pml_file_;
+  }
 
  private:
   std::string file_;

@@ -86,7 +86,10 @@ int Put(const Globals& globals, const PutFlags& flags) {
   auto worker = globals.ConnectWorker();
   if (!worker.ok()) return Report(worker.status(), globals.json);
   auto response = (*worker)->CreateSchema(*request);
-  if (!response.ok()) return Report(response.status(), globals.json);
+  if (!response.ok()) {
+    return Report(NamingFile(response.status(), "schema", flags.file),
+                  globals.json);
+  }
   if (globals.json) {
     std::cout << ToJson(*response).dump(2) << "\n";
   } else {
