@@ -380,6 +380,36 @@ TEST_F(CliTest, AnInterruptedDemoLeavesNothing) {
   }
 }
 
+// From then on the program has a thread that waits for it.
+bool BlocksSigint(pid_t pid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigBlk:")) {
+      return (std::stoull(line.substr(7), nullptr, 16) >> (SIGINT - 1) & 1) !=
+             0;
+    }
+  }
+  return false;
+}
+
+TEST_F(CliTest, AnInterruptedAnswerIsJsonToo) {
+  UseTinyModel(DemoModel());
+  auto worker = StartWorker();
+  auto generate =
+      StartCli({"generate", "--text", "x", "--max-tokens", "30000",
+                "--ignore-eos", "--json", "--worker", worker->address()});
+  PC_ASSERT_OK(generate);
+  ASSERT_TRUE(Eventually(absl::Seconds(60),
+                         [&] { return BlocksSigint(generate->pid()); }));
+  PC_ASSERT_OK(generate->Signal(SIGINT));
+  EXPECT_THAT(generate->Wait(absl::Seconds(30)),
+              IsOkAndHolds("exit status 130"));
+  const Json json = Json::parse(generate->Log(), nullptr, false);
+  ASSERT_TRUE(json.is_object()) << generate->Log();
+  EXPECT_EQ(json["error"]["code"], "CANCELLED");
+  EXPECT_TRUE(json.contains("text"));
+}
+
 TEST_F(CliTest, UpServesUntilItIsInterrupted) {
   UseTinyModel();
   auto up = StartCli({"up", "--json", "--model", model_path(), "--dir",

@@ -3,11 +3,13 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tools/cli/app.h"
 #include "tools/cli/cli_status.h"
+#include "tools/cli/interrupt.h"
 #include "tools/cli/plan_text.h"
 #include "tools/cli/policy_flags.h"
 #include "tools/cli/prompt_flags.h"
@@ -125,6 +127,14 @@ class Printer {
     if (event.has_completed()) OnCompleted(event.completed());
   }
   bool completed() const { return completed_; }
+  // What there is of an answer that was broken off.
+  void OnInterrupted() {
+    if (!json_) {
+      std::cout << "\n";
+      return;
+    }
+    PrintJson({{"error", {{"code", "CANCELLED"}, {"message", "interrupted"}}}});
+  }
 
  private:
   void OnStarted(const v1::Started& started) {
@@ -159,9 +169,12 @@ class Printer {
       PrintUsage(started_, done);
       return;
     }
+    PrintJson(ToJson(done));
+  }
+  void PrintJson(const Json& end) {
     out_["text"] = text_;
     out_["tokens"] = tokens_;
-    out_.update(ToJson(done));
+    out_.update(end);
     std::cout << out_.dump(2, ' ', false, Json::error_handler_t::replace)
               << "\n";
   }
@@ -177,15 +190,26 @@ class Printer {
 int Generate(const Globals& globals, const GenerateFlags& flags) {
   auto request = Request(flags);
   if (!request.ok()) return Report(request.status(), globals.json);
-  auto worker = globals.ConnectWorker();
-  if (!worker.ok()) return Report(worker.status(), globals.json);
+  Interrupt interrupt;
+  auto connected = globals.ConnectWorker();
+  if (!connected.ok()) return Report(connected.status(), globals.json);
+  // Shared with the thread that hears signals.
+  const std::shared_ptr<WorkerClient> worker = *std::move(connected);
+  interrupt.SetCallback([worker] { worker->CancelAll(); });
   Printer printer(globals.json, flags.show_plan, flags.top_logprobs > 0);
   const absl::Status status =
-      (*worker)->Generate(*request, [&](const v1::GenerateResponse& event) {
+      worker->Generate(*request, [&](const v1::GenerateResponse& event) {
         printer.On(event);
         return true;
       });
-  if (!status.ok()) return Report(status, globals.json);
+  if (interrupt.happened() && !printer.completed()) {
+    printer.OnInterrupted();
+    return kExitInterrupted;
+  }
+  if (!status.ok()) {
+    return Report(NamingFile(status, "prompt", flags.prompt.file()),
+                  globals.json);
+  }
   return printer.completed() ? kExitOk : kExitRefused;
 }
 
