@@ -13,8 +13,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -25,6 +23,7 @@
 #include "common/clock.h"
 #include "common/default_paths.h"
 #include "common/port_file.h"
+#include "common/program_usage.h"
 #include "common/status_macros.h"
 #include "cuda/runtime/gpus.h"
 #include "glog/logging.h"
@@ -136,7 +135,8 @@ absl::StatusOr<DaemonServer::Options> OptionsFromFlags(gpu::Device* device) {
 }
 
 int Fail(const absl::Status& status, int exit_code) {
-  LOG(ERROR) << status.message();
+  // The last word, alone: `promptcache up` shows it.
+  std::cerr << "\npromptcache-daemon: " << status.message() << "\n";
   return exit_code;
 }
 
@@ -147,15 +147,10 @@ int main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
-  // --help lists the flags of this file, whatever the program is called.
-  absl::FlagsUsageConfig usage;
-  usage.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "main.cc");
-  };
-  absl::SetFlagsUsageConfig(usage);
-  absl::SetProgramUsageMessage(
-      "promptcache-daemon: keeps cached attention states of this node in "
-      "memory, for any number of workers.\nStops on SIGTERM and SIGINT.");
+  promptcache::SetProgramUsage(
+      argc, argv, "promptcache-daemon",
+      "keeps cached attention states of this node in memory, for any number of "
+      "workers.\nStops on SIGTERM and SIGINT.");
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() > 1) {
     std::cerr << "unexpected argument: " << rest[1] << "\n";

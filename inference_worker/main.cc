@@ -13,9 +13,6 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -24,6 +21,7 @@
 #include "common/default_paths.h"
 #include "common/pml/limits.h"
 #include "common/port_file.h"
+#include "common/program_usage.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
 #include "inference_worker/engine/compute_device.h"
@@ -200,13 +198,8 @@ int main(int argc, char** argv) {
   // where this was measured).
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  // --help lists the flags of this file, whatever the program is called.
-  absl::FlagsUsageConfig usage;
-  usage.contains_help_flags = [](absl::string_view file) {
-    return absl::EndsWith(file, "main.cc");
-  };
-  absl::SetFlagsUsageConfig(usage);
-  absl::SetProgramUsageMessage(
+  promptcache::SetProgramUsage(
+      argc, argv, "promptcache-worker",
       "serves a language model over cached modules of prompts\n"
       "  promptcache-worker --model=FILE.gguf [--daemon_socket=PATH]");
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
@@ -226,7 +219,8 @@ int main(int argc, char** argv) {
 
   const absl::Status status = promptcache::worker::Run(signals);
   if (status.ok()) return 0;
-  std::fprintf(stderr, "promptcache-worker: %s\n",
+  // The last word, alone: `promptcache up` shows it.
+  std::fprintf(stderr, "\npromptcache-worker: %s\n",
                std::string(status.message()).c_str());
   return absl::IsInvalidArgument(status) ? 2 : 1;
 }

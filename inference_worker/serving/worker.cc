@@ -75,7 +75,8 @@ absl::Status Worker::Options::Validate() const {
     return absl::InvalidArgumentError("no device");
   }
   if (model.empty()) {
-    return absl::InvalidArgumentError("--model is not set: give a GGUF file");
+    return absl::InvalidArgumentError(
+        "--model is not set: give a GGUF file or a Hugging Face folder");
   }
   if (acquire_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError("--acquire_timeout must be positive");

@@ -43,7 +43,7 @@ struct ModelDescription {
 class Worker {
  public:
   struct Options {
-    std::string model;              // a GGUF file
+    std::string model;              // a GGUF file or a folder
     std::string daemon_socket;      // "": without a cache
     std::string fingerprint_cache;  // "": hashed at every start
     std::string chat_template;      // "": from the model file
