@@ -14,6 +14,8 @@ namespace promptcache::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
 using Json = nlohmann::json;
 
 struct CliResult {
@@ -421,6 +423,7 @@ TEST_F(CliTest, UpServesUntilItIsInterrupted) {
   }));
   const Json told = Json::parse(up->Log(), nullptr, false);
   ASSERT_TRUE(told.is_object()) << up->Log();
+  EXPECT_TRUE(std::filesystem::is_socket(told["socket"].get<std::string>()));
   const CliResult answer =
       Cli({"generate", "--text", "Hello", "--max-tokens", "3", "--ignore-eos",
            "--json", "--worker", told["worker"].get<std::string>()});
@@ -429,6 +432,46 @@ TEST_F(CliTest, UpServesUntilItIsInterrupted) {
   EXPECT_THAT(up->Wait(absl::Seconds(30)), IsOkAndHolds("exit status 0"));
   EXPECT_EQ(::kill(told["worker_pid"].get<pid_t>(), 0), -1);
   EXPECT_EQ(::kill(told["daemon_pid"].get<pid_t>(), 0), -1);
+}
+
+TEST_F(CliTest, AServerThatCannotStartSaysWhyAlone) {
+  UseTinyModel();
+  StartDaemon();
+  CliResult result =
+      Cli({"up", "--model", model_path(), "--dir", dir() + "/state", "--worker",
+           "127.0.0.1:0", "--daemon", daemon_address(), "--memory", "64MiB"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(
+      result.error,
+      HasSubstr(absl::StrCat("the daemon ended: cannot listen on ",
+                             daemon_address(), ": is the port taken? (log ")));
+  result = Cli({"up", "--model", File("no.gguf", "no model"), "--dir",
+                dir() + "/state", "--worker", "127.0.0.1:0", "--daemon",
+                "127.0.0.1:0", "--memory", "64MiB"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.error, HasSubstr("the worker ended: "));
+  EXPECT_THAT(result.error, HasSubstr("no.gguf"));
+}
+
+TEST_F(CliTest, TheServersHelpAndVersionAreFine) {
+  for (const std::string& name :
+       {std::string("promptcache-daemon"), std::string("promptcache-worker")}) {
+    const auto run = [&](const std::string& flag) {
+      auto process = ChildProcess::Start(
+          {.program = PROMPTCACHE_BIN + name,
+           .args = {flag},
+           .log_path = absl::StrCat(dir(), "/", name, flag)});
+      PC_EXPECT_OK(process);
+      EXPECT_THAT(process->Wait(absl::Seconds(60)),
+                  IsOkAndHolds("exit status 0"));
+      return process->Log();
+    };
+    const std::string help = run("--help");
+    EXPECT_THAT(help, HasSubstr("--listen"));
+    EXPECT_THAT(help, StartsWith(name + ": "));
+    EXPECT_THAT(help, Not(HasSubstr(name + ": " + name)));
+    EXPECT_EQ(run("--version"), name + " " PROMPTCACHE_VERSION "\n");
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
@@ -22,6 +23,17 @@ std::string LastLines(const std::string& text, int lines) {
   }
   return begin == std::string::npos || begin == 0 ? text
                                                   : text.substr(begin + 1);
+}
+
+// What a server says last that ends by itself: "promptcache-worker: REASON".
+// "" when it says no such thing.
+std::string ReasonIn(const std::string& log, const std::string& server) {
+  const std::string prefix = absl::StrCat("\npromptcache-", server, ": ");
+  const std::string text = "\n" + log;
+  const size_t at = text.rfind(prefix);
+  if (at == std::string::npos) return "";
+  return std::string(
+      absl::StripAsciiWhitespace(text.substr(at + prefix.size())));
 }
 
 // What the server wrote when it had bound its port; "" until then.
@@ -58,9 +70,16 @@ absl::Status LocalNode::StartServer(const Options& options, Server* server,
 absl::Status LocalNode::Alive(Server* server) {
   auto ended = server->process.Wait(absl::ZeroDuration());
   if (!ended.ok()) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(
-      "the ", server->name, " ended (", *ended, "); its log ", server->log_path,
-      " ends:\n", LastLines(server->process.Log(), 12)));
+  const std::string log = server->process.Log();
+  const std::string reason = ReasonIn(log, server->name);
+  if (!reason.empty()) {
+    return absl::AbortedError(absl::StrCat("the ", server->name,
+                                           " ended: ", reason, " (log ",
+                                           server->log_path, ")"));
+  }
+  return absl::AbortedError(
+      absl::StrCat("the ", server->name, " ended (", *ended, "); its log ",
+                   server->log_path, " ends:\n", LastLines(log, 12)));
 }
 
 absl::Status LocalNode::CheckAlive() {
@@ -116,16 +135,16 @@ absl::StatusOr<std::unique_ptr<LocalNode>> LocalNode::Start(
     const Options& options, Interrupt* interrupt,
     const std::function<void(const std::string&)>& on_progress) {
   std::unique_ptr<LocalNode> node(new LocalNode());
-  const std::string socket = options.dir + "/daemon.sock";
+  node->socket_ = options.dir + "/daemon.sock";
   node->daemon_.name = "daemon";
   node->worker_.name = "worker";
   std::vector<std::string> daemon_args{"--listen=" + options.daemon_listen,
-                                       "--socket=" + socket,
+                                       "--socket=" + node->socket_,
                                        "--db=" + options.dir + "/registry.db"};
   daemon_args.insert(daemon_args.end(), options.daemon_args.begin(),
                      options.daemon_args.end());
   std::vector<std::string> worker_args{"--listen=" + options.worker_listen,
-                                       "--daemon_socket=" + socket,
+                                       "--daemon_socket=" + node->socket_,
                                        "--model=" + options.model};
   worker_args.insert(worker_args.end(), options.worker_args.begin(),
                      options.worker_args.end());

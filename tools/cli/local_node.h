@@ -38,6 +38,8 @@ class LocalNode {
   const std::string& daemon_address() const { return daemon_.address; }
   pid_t worker_pid() const { return worker_.process.pid(); }
   pid_t daemon_pid() const { return daemon_.process.pid(); }
+  // Where workers reach the daemon.
+  const std::string& socket() const { return socket_; }
   const std::string& worker_log() const { return worker_.log_path; }
   const std::string& daemon_log() const { return daemon_.log_path; }
 
@@ -62,6 +64,7 @@ class LocalNode {
   absl::Status WaitAttached(const Options& options, Interrupt* interrupt);
   static absl::Status Alive(Server* server);
 
+  std::string socket_;
   // The worker is declared last, so that it is ended first.
   Server daemon_;
   Server worker_;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/byte_size.h"
 #include "tools/cli/app.h"
 #include "tools/cli/cli_status.h"
@@ -25,10 +26,20 @@ struct UpFlags {
   std::vector<std::string> worker_args;
 };
 
-void SayHowToTalk(const Globals& globals, const LocalNode& node) {
+// As a shell reads it.
+std::string Quoted(const std::string& path) {
+  if (path.find_first_of(" \t\n'\"\\$`*?[](){}<>|&;!#~") == std::string::npos) {
+    return path;
+  }
+  return "'" + absl::StrReplaceAll(path, {{"'", "'\\''"}}) + "'";
+}
+
+void SayHowToTalk(const Globals& globals, const std::string& model,
+                  const LocalNode& node) {
   if (globals.json) {
     std::cout << nlohmann::ordered_json{{"worker", node.worker_address()},
                                         {"daemon", node.daemon_address()},
+                                        {"socket", node.socket()},
                                         {"worker_pid", node.worker_pid()},
                                         {"daemon_pid", node.daemon_pid()},
                                         {"worker_log", node.worker_log()},
@@ -50,12 +61,17 @@ void SayHowToTalk(const Globals& globals, const LocalNode& node) {
   std::cout << "worker  " << node.worker_address() << "  (log "
             << node.worker_log() << ")\n"
             << "daemon  " << node.daemon_address() << "  (log "
-            << node.daemon_log() << ")\n\n"
+            << node.daemon_log() << ")\n"
+            << "socket  " << node.socket() << "\n\n"
             << "In another terminal:\n"
             << "  promptcache" << to_worker
             << " generate --message user:'What is a cache?'\n"
             << "  promptcache" << to_worker << " schema put FILE\n"
             << "  promptcache" << to_daemon << " stats --watch\n\n"
+            << "Another worker over the same cache:\n"
+            << "  promptcache-worker --model=" << Quoted(model)
+            << " --daemon_socket=" << Quoted(node.socket())
+            << " --listen=127.0.0.1:0\n\n"
             << "Ctrl-C ends both.\n"
             << std::flush;
 }
@@ -105,7 +121,7 @@ int Up(const Globals& globals, const UpFlags& flags) {
   }
   if (interrupt.happened()) return kExitOk;
   if (!node.ok()) return Report(node.status(), globals.json);
-  SayHowToTalk(globals, **node);
+  SayHowToTalk(globals, options->model, **node);
   while (interrupt.SleepFor(0.5)) {
     if (auto status = (*node)->CheckAlive(); !status.ok()) {
       return Report(status, globals.json);
