@@ -8,6 +8,7 @@
 #include "common/rpc/endpoints.h"
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
+#include "glog/logging.h"
 #include "grpcpp/grpcpp.h"
 #include "promptcache/node/v1/node.grpc.pb.h"
 
@@ -90,9 +91,11 @@ class GrpcRegistryClient final : public RegistryClient {
     }
     if (status.ok()) return response;
     if (absl::IsUnavailable(status)) {
-      return absl::UnavailableError(
-          absl::StrCat("the cache daemon at ", options_.socket_path,
-                       " cannot be reached: ", status.message()));
+      LOG(WARNING) << "no cache daemon: " << status.message();
+      return absl::UnavailableError(absl::StrCat(
+          "the worker reaches no cache daemon at ", options_.socket_path,
+          ": start promptcache-daemon --socket=", options_.socket_path,
+          ", or both servers with `promptcache up`"));
     }
     if (absl::IsDeadlineExceeded(status)) {
       return absl::DeadlineExceededError(absl::StrCat(

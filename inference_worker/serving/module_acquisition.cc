@@ -230,7 +230,8 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
   auto lease = client->Acquire(args);
   if (!lease.ok()) {
     set.AddNotice(
-        absl::StrCat("answered without the cache: ", lease.status().message()));
+        absl::StrCat(request.warm ? "" : "answered without the cache: ",
+                     lease.status().message()));
     return set;
   }
   set.lease = *std::move(lease);

@@ -290,7 +290,8 @@ void Scheduler::AdmitQueued() {
       // Who asked for nothing to be kept or read need not be told.
       if (refused && (job->request.prompt->chunk_tokens == 0 ||
                       job->request.retain.has_value())) {
-        set.AddNotice(options_.no_reuse);
+        set.AddNotice(
+            absl::StrCat("answered without the cache: ", options_.no_reuse));
       }
       OnAcquired(job, std::move(set));
     }

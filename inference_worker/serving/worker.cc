@@ -156,8 +156,7 @@ absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
 absl::StatusOr<std::string> Worker::ReuseRefusal() const {
   if (reuse_rule_ == ReuseRule::kNever) {
     return std::string(
-        "answered without the cache: this model's rotation depends on the "
-        "length of a request");
+        "this model's rotation depends on the length of a request");
   }
   PC_ASSIGN_OR_RETURN(const ReuseErrors errors,
                       CheckReuse(*backend_, *pages_, reuse_rule_));
@@ -166,9 +165,7 @@ absl::StatusOr<std::string> Worker::ReuseRefusal() const {
     return std::string();
   }
   LOG(ERROR) << "self-check failed, nothing is cached: " << errors.ToString();
-  return absl::StrCat(
-      "answered without the cache: the model's self-check failed: ",
-      errors.ToString());
+  return absl::StrCat("the model's self-check failed: ", errors.ToString());
 }
 
 absl::Status Worker::Connect(const Options& options) {

@@ -360,6 +360,16 @@ TEST_F(CliTest, TheDemoShowsWhatTheCacheSaves) {
   EXPECT_EQ(demo["prompts"][1]["answers_agree"], true);
 }
 
+TEST_F(CliTest, WithoutADaemonTheWorkerSaysHowToStartOne) {
+  UseTinyModel();
+  auto worker = StartWorker();
+  const CliResult put =
+      Cli({"schema", "put", File("schema.xml", SmallSchema("lib")), "--worker",
+           worker->address()});
+  EXPECT_EQ(put.ended, "exit status 3");
+  EXPECT_THAT(put.error, HasSubstr("start promptcache-daemon --socket="));
+}
+
 TEST_F(CliTest, AnInterruptedDemoLeavesNothing) {
   UseTinyModel(DemoModel());
   auto demo = StartCli({"demo", "--model", model_path(), "--repeats", "1000"});

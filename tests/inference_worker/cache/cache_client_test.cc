@@ -364,7 +364,7 @@ TEST_F(RegistryClientTest, BadPoliciesAreRefused) {
 
 TEST_F(RegistryClientTest, WithoutADaemonItSaysSoAndFindsItLater) {
   EXPECT_THAT(Put("s", "t"), StatusIs(absl::StatusCode::kUnavailable,
-                                      HasSubstr("cannot be reached")));
+                                      HasSubstr("start promptcache-daemon")));
   StartDaemon();
   EXPECT_TRUE(Eventually([&] { return Put("s", "t").ok(); }));
   StopDaemon();

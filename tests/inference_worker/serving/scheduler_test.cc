@@ -169,12 +169,13 @@ TEST_F(SchedulerTest, AModelThatMustNotReuseAnswersWithoutTheCacheAndSaysSo) {
   PC_EXPECT_OK(sink->status());
   EXPECT_EQ(sink->tokens(), ExpectedTokens(*plan, false, 6));
   EXPECT_THAT(sink->completed().notices,
-              ElementsAre("it turns with the length"));
+              ElementsAre("answered without the cache: it turns with the "
+                          "length"));
   GenerationRequest warm = Request(plan);
   warm.warm = true;
   EXPECT_THAT(Run(std::move(warm))->status(),
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("it turns with the length")));
+                       "modules cannot be kept: it turns with the length"));
   EXPECT_EQ(cache_.counters().acquires, 0u);
 }
 
