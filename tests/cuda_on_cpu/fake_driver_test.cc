@@ -53,7 +53,8 @@ class FakeDriverTest : public ::testing::Test {
   void SetUp() override {
     properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    properties_.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties_.location.id = 0;
     ASSERT_EQ(driver_.granularity(&bytes_, &properties_,
                                   CU_MEM_ALLOC_GRANULARITY_MINIMUM),
               CUDA_SUCCESS);
