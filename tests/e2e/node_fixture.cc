@@ -256,8 +256,8 @@ std::unique_ptr<WorkerProcess> NodeTest::StartWorker(
   args.insert(args.end(), flags.begin(), flags.end());
   logs_.push_back(base + ".log");
   std::string address;
-  ChildProcess process =
-      StartServer(launcher_, "promptcache-worker", args, base, &address);
+  ChildProcess process = StartServer(
+      launcher_, programs_ + "promptcache-worker", args, base, &address);
   return std::make_unique<WorkerProcess>(std::move(process), address);
 }
 
