@@ -1,6 +1,7 @@
 #include "inference_worker/cpu/attention_plan.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace promptcache::worker::cpu {
 namespace {
@@ -142,10 +143,12 @@ void AttentionPlan::FindSharedViews(const AttentionShape& shape,
       segment += (view.num_tokens + kSegmentTokens - 1) / kSegmentTokens;
     }
   }
-  const auto by_id = [](const SharedView& a, const SharedView& b) {
-    return a.id < b.id;
-  };
-  std::stable_sort(shared_views_.begin(), shared_views_.end(), by_id);
+  // No two are equal in all three.
+  std::sort(shared_views_.begin(), shared_views_.end(),
+            [](const SharedView& a, const SharedView& b) {
+              return std::tie(a.id, a.group, a.first_segment) <
+                     std::tie(b.id, b.group, b.first_segment);
+            });
   // Those that nobody else sees.
   std::vector<SharedView> all;
   all.swap(shared_views_);

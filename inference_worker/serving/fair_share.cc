@@ -21,8 +21,9 @@ std::vector<size_t> Even(size_t budget, const std::vector<size_t>& wanted,
   }
   std::vector<size_t> order(count);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return wanted[a] < wanted[b]; });
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return wanted[a] != wanted[b] ? wanted[a] < wanted[b] : a < b;
+  });
   for (size_t i = 0; i < count; ++i) {
     const size_t left = count - i;
     const size_t share = (budget + left - 1) / left;

@@ -48,14 +48,17 @@ std::shared_ptr<const SchemaTexts> SchemaTexts::Create(
       if (!text.has_value()) return nullptr;
       texts->preamble_ = *std::move(text);
     } else if (text.has_value() && text->size() >= kMinBytes) {
-      texts->modules_.push_back({module.path, *std::move(text)});
+      texts->modules_.push_back(
+          {module.path, *std::move(text), texts->modules_.size()});
     }
   }
   if (texts->modules_.empty()) return nullptr;
-  std::stable_sort(texts->modules_.begin(), texts->modules_.end(),
-                   [](const Module& a, const Module& b) {
-                     return a.text.size() > b.text.size();
-                   });
+  std::sort(texts->modules_.begin(), texts->modules_.end(),
+            [](const Module& a, const Module& b) {
+              return a.text.size() != b.text.size()
+                         ? a.text.size() > b.text.size()
+                         : a.order < b.order;
+            });
   return texts;
 }
 

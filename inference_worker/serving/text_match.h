@@ -33,6 +33,7 @@ class SchemaTexts {
   struct Module {
     std::string path;
     std::string text;
+    size_t order = 0;  // among the schema's
   };
   const std::shared_ptr<const pml::Schema> schema_;
   std::string preamble_;
