@@ -172,6 +172,7 @@ void AttentionPlan::FindSharedViews(const AttentionShape& shape,
 uint32_t AttentionPlan::SegmentsPerTask(const AttentionTask& work) const {
   const uint64_t segment_cost =
       work.num_rows * uint64_t{work.heads_per_kv} * kSegmentTokens;
+  if (segment_cost == 0) return std::max(1u, work.num_segments);
   return static_cast<uint32_t>(std::clamp<uint64_t>(
       cost_per_task_ / segment_cost, 1, std::max(1u, work.num_segments)));
 }

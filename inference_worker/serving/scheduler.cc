@@ -251,8 +251,11 @@ void Scheduler::CheckDeadlines() {
 std::deque<Scheduler::Job>::iterator Scheduler::NextQueued() {
   std::vector<std::string_view> waiting;
   std::vector<std::string_view> running;
-  for (const Job& job : queue_)
+  waiting.reserve(queue_.size());
+  running.reserve(running_.size());
+  for (const Job& job : queue_) {
     waiting.push_back(job->request.isolation_domain);
+  }
   for (const Job& job : running_) {
     running.push_back(job->request.isolation_domain);
   }
@@ -265,18 +268,19 @@ std::deque<Scheduler::Job>::iterator Scheduler::NextQueued() {
 void Scheduler::AdmitQueued() {
   while (!queue_.empty() && running_.size() < options_.max_running) {
     const auto next = NextQueued();
-    const Job job = *next;
-    const bool refused = !options_.no_reuse.empty() && job->wants_cache();
+    GenerationJob& first = **next;
+    const bool refused = !options_.no_reuse.empty() && first.wants_cache();
     const bool with_cache =
-        client_ != nullptr && job->wants_cache() && !refused;
-    if (job->request.warm && !with_cache) {
-      Fail(job.get(), absl::UnavailableError(absl::StrCat(
-                          "modules cannot be kept: ",
-                          refused ? options_.no_reuse : "no cache")));
+        client_ != nullptr && first.wants_cache() && !refused;
+    if (first.request.warm && !with_cache) {
+      Fail(&first, absl::UnavailableError(
+                       absl::StrCat("modules cannot be kept: ",
+                                    refused ? options_.no_reuse : "no cache")));
       EndDoneJobs();
       continue;
     }
-    if (!job->Admit(with_cache)) return;
+    if (!first.Admit(with_cache)) return;
+    const Job job = std::move(*next);
     queue_.erase(next);
     running_.push_back(job);
     if (job->timings.queue == absl::ZeroDuration()) {

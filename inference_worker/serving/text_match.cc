@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/match.h"
 #include "common/pml/compiler.h"
 
 namespace promptcache::worker {
@@ -28,7 +29,7 @@ std::optional<std::string> TextOf(const std::vector<int32_t>& tokens,
 bool IsOneText(const pml::PlanModule& module) {
   return module.pieces.size() == 1 && module.placeholders.empty() &&
          module.scaffold.empty() && module.length == module.num_tokens() &&
-         module.path.find('/') == std::string::npos;
+         !absl::StrContains(module.path, '/');
 }
 
 }  // namespace
