@@ -77,7 +77,10 @@ class Attention {
     if (task_.num_segments == 0) Clear(running_);
     for (uint32_t s = 0; s < task_.num_segments; ++s) {
       const AttentionSegment& segment = task_.segments[s];
-      RotateQueries(*segment.view);
+      EnterFrame(*segment.view);
+      if (s + 1 < task_.num_segments) {
+        PrefetchAngles(0, task_.segments[s + 1].view->position_offset);
+      }
       float* const state = task_.states != nullptr
                                ? task_.states + s * packed_rows_ * state_stride_
                                : (s == 0 ? running_ : segment_);
@@ -130,21 +133,57 @@ class Attention {
                                  : task_.position + static_cast<int32_t>(token);
   }
 
-  void RotateQueries(const KvView& view) {
-    if (rotated_ && frame_ == view.position_offset) return;
-    rotated_ = true;
+  // From here on queries are wanted in the view's frame.
+  void EnterFrame(const KvView& view) {
+    if (entered_ && frame_ == view.position_offset) return;
+    entered_ = true;
     frame_ = view.position_offset;
+    rotated_tokens_ = 0;
+  }
+
+  // Rotates the queries of packed rows [0, end) that are not yet: just before
+  // they are used, while what the next ones need is on its way, so that little
+  // is waited for.
+  void RotateRows(uint32_t end) {
+    const uint32_t tokens = (end + task_.heads_per_kv - 1) / task_.heads_per_kv;
+    if (rotated_tokens_ >= tokens) return;
     // Logits in base 2.
     const float scale = task_.scale * 1.44269504f;
-    for (uint32_t row = 0; row < packed_rows_; ++row) {
-      const uint32_t token = row / task_.heads_per_kv;
-      const uint32_t head = row % task_.heads_per_kv;
-      E::Rotate(QueryOf(token) + head * size_t{task_.head_dim}, task_.rope,
-                PositionOf(token) - frame_, task_.head_dim, scale,
-                queries_ + row * size_t{task_.head_dim});
+    const size_t token_floats = size_t{task_.heads_per_kv} * task_.head_dim;
+    const uint32_t ahead = tokens - rotated_tokens_;
+    for (; rotated_tokens_ < tokens; ++rotated_tokens_) {
+      const uint32_t token = rotated_tokens_;
+      if (token + ahead < task_.num_rows)
+        PrefetchQueries(token + ahead, frame_);
+      E::Rotate(QueryOf(token), task_.rope, PositionOf(token) - frame_,
+                task_.head_dim, task_.heads_per_kv, scale,
+                queries_ + token * token_floats);
     }
     if constexpr (Products::kUsed) {
-      products_.SetQueries(queries_, packed_rows_);
+      if (tokens == task_.num_rows) {
+        products_.SetQueries(queries_, packed_rows_);
+      }
+    }
+  }
+
+  void PrefetchQueries(uint32_t token, int32_t frame) const {
+    const uint32_t floats = task_.heads_per_kv * task_.head_dim;
+    const float* const query = QueryOf(token);
+    for (uint32_t at = 0; at < floats; at += 16) {
+      __builtin_prefetch(query + at);
+      __builtin_prefetch(queries_ + token * size_t{floats} + at, 1);
+    }
+    PrefetchAngles(token, frame);
+  }
+
+  void PrefetchAngles(uint32_t token, int32_t frame) const {
+    if (task_.rope.table == nullptr) return;
+    const int32_t distance = PositionOf(token) - frame;
+    const auto row = static_cast<size_t>(distance < 0 ? -distance : distance);
+    const uint32_t floats = 2 * task_.rope.num_pairs;
+    const float* const angles = task_.rope.table + row * floats;
+    for (uint32_t at = 0; at < floats; at += 16) {
+      __builtin_prefetch(angles + at);
     }
   }
 
@@ -205,6 +244,7 @@ class Attention {
       if (limits[rows - 1] == 0) continue;
       if (!unpacked) Unpack(tokens);
       unpacked = true;
+      RotateRows(row + rows);
       Rows<kRows>(rows, row, limits, state + row * state_stride_);
     }
   }
@@ -221,6 +261,7 @@ class Attention {
       if (from >= to) continue;
       if (!unpacked) Unpack(tokens);
       unpacked = true;
+      RotateRows(row + 1);
       WindowRow(row, from, to, state + row * state_stride_);
     }
   }
@@ -281,6 +322,7 @@ class Attention {
   void ProductTile(uint32_t tokens, uint32_t begin, uint32_t end,
                    float* state) {
     constexpr uint32_t kTile = Products::kRows;
+    RotateRows(packed_rows_);
     products_.SetTile(task_, tokens_, tokens);
     for (uint32_t tile = begin / kTile; tile * kTile < end; ++tile) {
       const uint32_t base = tile * kTile;
@@ -532,9 +574,10 @@ class Attention {
   float* const weights_;  // [kRows][kTileTokens]
   Products products_;
   const std::byte* tokens_[kTileTokens];  // of the tile, in their pages
-  bool rotated_ = false;
+  bool entered_ = false;
   int32_t frame_ = 0;
-  int32_t tile_position_ = 0;  // of the tile's first token, in the plan
+  uint32_t rotated_tokens_ = 0;  // of the task's first ones, into frame_
+  int32_t tile_position_ = 0;    // of the tile's first token, in the plan
 };
 
 template <class S, class Products = NoProducts>

@@ -249,66 +249,117 @@ struct Elementwise {
     for (size_t i = 0; i < count; ++i) out[i] = RoundToBf16(x[i]);
   }
 
-  // x rotated to `position` into `out`, all times `scale`; not in place.
+  // `num_heads` heads, one after another, rotated to `position` into `out`, all
+  // times `scale`; not in place.
   static void Rotate(const float* x, const RopeView& rope, int32_t position,
-                     uint32_t head_dim, float scale, float* out) {
+                     uint32_t head_dim, uint32_t num_heads, float scale,
+                     float* out) {
     const uint32_t pairs = rope.table == nullptr ? 0 : rope.num_pairs;
     if (pairs > 0) {
       const bool negative = position < 0;
       const size_t row = static_cast<size_t>(negative ? -position : position);
-      const float* const cosines = rope.table + row * 2 * pairs;
-      const float* const sines = cosines + pairs;
-      const float sign = negative ? -1.0f : 1.0f;
+      const Turn turn = {.cosines = rope.table + row * 2 * pairs,
+                         .sines = rope.table + row * 2 * pairs + pairs,
+                         .cosine_scale = scale,
+                         .sine_scale = negative ? -scale : scale,
+                         .pairs = pairs};
       if (rope.interleaved) {
-        RotateInterleaved(x, cosines, sines, sign, scale, pairs, out);
+        RotateInterleaved(turn, x, head_dim, num_heads, out);
       } else {
-        RotatePairs(x, x + pairs, cosines, sines, sign, scale, pairs, out,
-                    out + pairs);
+        RotateHalves(turn, x, head_dim, num_heads, out);
       }
     }
-    for (uint32_t i = 2 * pairs; i < head_dim; ++i) out[i] = x[i] * scale;
-  }
-
-  // NOLINTNEXTLINE(readability-function-size): __restrict__ wants pointers
-  static void RotatePairs(const float* __restrict__ x,
-                          const float* __restrict__ y,
-                          const float* __restrict__ cosines,
-                          const float* __restrict__ sines, float sign,
-                          float scale, uint32_t pairs,
-                          float* __restrict__ x_out,
-                          float* __restrict__ y_out) {
-    for (uint32_t i = 0; i < pairs; ++i) {
-      const float s = sines[i] * sign;
-      x_out[i] = (x[i] * cosines[i] - y[i] * s) * scale;
-      y_out[i] = (y[i] * cosines[i] + x[i] * s) * scale;
+    for (uint32_t head = 0; head < num_heads; ++head) {
+      for (uint32_t i = 2 * pairs; i < head_dim; ++i) {
+        out[head * head_dim + i] = x[head * head_dim + i] * scale;
+      }
     }
   }
 
-  // By way of halves: the compiler then makes vectors of all three loops.
-  static void RotateInterleaved(const float* __restrict__ x,
-                                const float* cosines, const float* sines,
-                                float sign, float scale, uint32_t pairs,
-                                float* __restrict__ out) {
-    float even[kMaxHeadDim / 2];
-    float odd[kMaxHeadDim / 2];
-    float even_out[kMaxHeadDim / 2];
-    float odd_out[kMaxHeadDim / 2];
-    for (uint32_t i = 0; i < pairs; ++i) {
-      even[i] = x[2 * i];
-      odd[i] = x[2 * i + 1];
+  // What turns a head to one position, whatever the pairing.
+  struct Turn {
+    const float* cosines = nullptr;
+    const float* sines = nullptr;
+    float cosine_scale = 1.0f;
+    float sine_scale = 1.0f;
+    uint32_t pairs = 0;
+  };
+
+  // The angle's vectors are loaded once for all heads.
+  static void RotateHalves(const Turn& turn, const float* x, uint32_t head_dim,
+                           uint32_t num_heads, float* out) {
+    const uint32_t pairs = turn.pairs;
+    const F cosine_scale = S::Set1(turn.cosine_scale);
+    const F sine_scale = S::Set1(turn.sine_scale);
+    uint32_t i = 0;
+    for (; i + S::kLanes <= pairs; i += S::kLanes) {
+      const F c = S::Mul(S::Load(turn.cosines + i), cosine_scale);
+      const F s = S::Mul(S::Load(turn.sines + i), sine_scale);
+      for (size_t at = i; at < i + size_t{num_heads} * head_dim;
+           at += head_dim) {
+        const F a = S::Load(x + at);
+        const F b = S::Load(x + at + pairs);
+        S::Store(out + at, TurnedFirst(a, b, c, s));
+        S::Store(out + at + pairs, TurnedSecond(a, b, c, s));
+      }
     }
-    RotatePairs(even, odd, cosines, sines, sign, scale, pairs, even_out,
-                odd_out);
-    for (uint32_t i = 0; i < pairs; ++i) {
-      out[2 * i] = even_out[i];
-      out[2 * i + 1] = odd_out[i];
+    for (; i < pairs; ++i) {
+      for (size_t at = i; at < i + size_t{num_heads} * head_dim;
+           at += head_dim) {
+        TurnPair(turn, i, x[at], x[at + pairs], out + at, out + at + pairs);
+      }
     }
+  }
+
+  static void RotateInterleaved(const Turn& turn, const float* x,
+                                uint32_t head_dim, uint32_t num_heads,
+                                float* out) {
+    const uint32_t pairs = turn.pairs;
+    const F cosine_scale = S::Set1(turn.cosine_scale);
+    const F sine_scale = S::Set1(turn.sine_scale);
+    uint32_t i = 0;
+    for (; i + S::kLanes <= pairs; i += S::kLanes) {
+      const F c = S::Mul(S::Load(turn.cosines + i), cosine_scale);
+      const F s = S::Mul(S::Load(turn.sines + i), sine_scale);
+      for (size_t at = 2 * size_t{i};
+           at < 2 * size_t{i} + size_t{num_heads} * head_dim; at += head_dim) {
+        F a = S::Load(x + at);
+        F b = S::Load(x + at + S::kLanes);
+        S::Deinterleave(&a, &b);
+        F first = TurnedFirst(a, b, c, s);
+        F second = TurnedSecond(a, b, c, s);
+        S::Interleave(&first, &second);
+        S::Store(out + at, first);
+        S::Store(out + at + S::kLanes, second);
+      }
+    }
+    for (; i < pairs; ++i) {
+      for (size_t at = 2 * size_t{i};
+           at < 2 * size_t{i} + size_t{num_heads} * head_dim; at += head_dim) {
+        TurnPair(turn, i, x[at], x[at + 1], out + at, out + at + 1);
+      }
+    }
+  }
+
+  static F TurnedFirst(F a, F b, F c, F s) {
+    return S::Sub(S::Mul(a, c), S::Mul(b, s));
+  }
+  static F TurnedSecond(F a, F b, F c, F s) {
+    return S::Add(S::Mul(b, c), S::Mul(a, s));
+  }
+  // What is left over of a vector.
+  static void TurnPair(const Turn& turn, uint32_t i, float a, float b,
+                       float* first, float* second) {
+    const float c = turn.cosines[i] * turn.cosine_scale;
+    const float s = turn.sines[i] * turn.sine_scale;
+    *first = a * c - b * s;
+    *second = b * c + a * s;
   }
 
   static void RotateToBf16(const float* x, const RopeView& rope,
                            int32_t position, uint32_t head_dim, uint16_t* out) {
     float rotated[kMaxHeadDim];
-    Rotate(x, rope, position, head_dim, 1.0f, rotated);
+    Rotate(x, rope, position, head_dim, 1, 1.0f, rotated);
     ToBf16(rotated, head_dim, out);
   }
 };

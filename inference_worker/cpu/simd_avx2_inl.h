@@ -66,6 +66,22 @@ struct Avx2 {
     return _mm256_blendv_ps(other, v, _mm256_castsi256_ps(keep));
   }
 
+  // Of the elements of a and b, one after another: those with even indices to
+  // a, the others to b.
+  static void Deinterleave(F* a, F* b) {
+    const F even = _mm256_shuffle_ps(*a, *b, 0x88);
+    const F odd = _mm256_shuffle_ps(*a, *b, 0xdd);
+    *a = SwapMiddle(even);
+    *b = SwapMiddle(odd);
+  }
+  // Undoes it.
+  static void Interleave(F* a, F* b) {
+    const F low = _mm256_unpacklo_ps(*a, *b);
+    const F high = _mm256_unpackhi_ps(*a, *b);
+    *a = _mm256_permute2f128_ps(low, high, 0x20);
+    *b = _mm256_permute2f128_ps(low, high, 0x31);
+  }
+
   static Pairs LoadPairs(const uint16_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
@@ -95,6 +111,10 @@ struct Avx2 {
   }
 
  private:
+  // Quarters 0, 2, 1, 3.
+  static F SwapMiddle(F v) {
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8));
+  }
   static __m256 JoinHalves(const uint16_t* a, const uint16_t* b) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a));
     const __m128i y = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));

@@ -63,6 +63,26 @@ struct Avx512 {
     return _mm512_mask_blend_ps(keep, other, v);
   }
 
+  // Of the elements of a and b, one after another: those with even indices to
+  // a, the others to b.
+  static void Deinterleave(F* a, F* b) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18,
+                                           20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const F first = _mm512_permutex2var_ps(*a, even, *b);
+    *b = _mm512_permutex2var_ps(*a, odd, *b);
+    *a = first;
+  }
+  // Undoes it.
+  static void Interleave(F* a, F* b) {
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5,
+                                          21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const F first = _mm512_permutex2var_ps(*a, low, *b);
+    *b = _mm512_permutex2var_ps(*a, high, *b);
+    *a = first;
+  }
+
   static Pairs LoadPairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
   static F Low(Pairs v) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16));

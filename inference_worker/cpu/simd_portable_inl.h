@@ -65,6 +65,22 @@ struct Portable {
     return Select(index < static_cast<int32_t>(count), v, other);
   }
 
+  // Of the elements of a and b, one after another: those with even indices to
+  // a, the others to b.
+  static void Deinterleave(F* a, F* b) {
+    const F even = {(*a)[0], (*a)[2], (*b)[0], (*b)[2]};
+    const F odd = {(*a)[1], (*a)[3], (*b)[1], (*b)[3]};
+    *a = even;
+    *b = odd;
+  }
+  // Undoes it.
+  static void Interleave(F* a, F* b) {
+    const F first = {(*a)[0], (*b)[0], (*a)[1], (*b)[1]};
+    const F second = {(*a)[2], (*b)[2], (*a)[3], (*b)[3]};
+    *a = first;
+    *b = second;
+  }
+
   static Pairs LoadPairs(const uint16_t* p) {
     Pairs v;
     std::memcpy(&v, p, sizeof(v));
