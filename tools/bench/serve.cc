@@ -3,14 +3,15 @@
 //
 //   promptcache-bench-serve [--model FILE] [--rate 2 | --closed 16]
 //       [--requests 64] [--module-tokens 2000] [--fresh-tokens 32]
-//       [--max-tokens 32] [--json]
+//       [--max-tokens 32] [--prompts FILE] [--json]
 //
 // --rate: an open loop. Requests come when a Poisson process of that many a
 // second says, whether or not earlier ones are answered, and a latency counts
 // from the moment at which its request was due. --closed: so many callers, each
 // of which asks again when it has its answer. One request before the clock
 // starts leaves the module in the cache. Percentiles are of a histogram with
-// buckets of 1/64.
+// buckets of 1/64. --prompts: the texts as JSON, {"module", "fresh": [...]},
+// the last of them the first to be asked, for a peer to be asked the same.
 
 #include <algorithm>
 #include <atomic>
@@ -20,6 +21,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <span>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -47,7 +50,9 @@ struct Options {
   uint32_t fresh_tokens = 32;
   uint32_t max_tokens = 32;
   uint32_t max_open = 256;  // of the open loop: callers
+  std::vector<std::string> daemon_args;
   std::vector<std::string> worker_args;
+  std::string prompts;
   bool json = false;
 };
 
@@ -81,15 +86,49 @@ uint64_t Microseconds(absl::Duration d) {
       std::max<int64_t>(0, absl::ToInt64Microseconds(d)));
 }
 
-// Peak of what is resident, in MiB; shared segments count in each process.
-double PeakMib(pid_t pid) {
-  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
-  for (std::string key; status >> key;) {
-    double kib = 0;
-    if (key == "VmHWM:" && status >> kib) return kib / 1024;
+// What processes hold together, in MiB: a page that several of them have
+// mapped, or one of them twice, counts once (the proportional set size).
+double HeldMib(std::span<const pid_t> pids) {
+  double all = 0;
+  for (const pid_t pid : pids) {
+    std::ifstream rollup(absl::StrCat("/proc/", pid, "/smaps_rollup"));
+    std::string line;
+    while (std::getline(rollup, line)) {
+      std::istringstream words(line);
+      std::string key;
+      double kib = 0;
+      if (words >> key >> kib && key == "Pss:") all += kib / 1024;
+    }
   }
-  return 0;
+  return all;
 }
+
+// The most that they held at a sample, ten a second.
+class PeakMemory {
+ public:
+  explicit PeakMemory(std::vector<pid_t> pids)
+      : pids_(std::move(pids)), thread_([this] { Sample(); }) {}
+  ~PeakMemory() { Stop(); }
+
+  double Stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return peak_mib_;
+  }
+
+ private:
+  void Sample() {
+    do {
+      peak_mib_ = std::max(peak_mib_, HeldMib(pids_));
+      absl::SleepFor(absl::Milliseconds(100));
+    } while (!stop_);
+  }
+
+  const std::vector<pid_t> pids_;
+  double peak_mib_ = 0;  // the thread's until it has ended
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
 
 class Load {
  public:
@@ -203,7 +242,7 @@ nlohmann::json ToJson(const HdrHistogram& h) {
 }
 
 void Print(const Options& options, const Result& r, double seconds,
-           double worker_mib, double daemon_mib) {
+           double peak_mib) {
   const double tokens_per_s = static_cast<double>(r.tokens) / seconds;
   if (options.json) {
     const nlohmann::json json = {
@@ -220,8 +259,7 @@ void Print(const Options& options, const Result& r, double seconds,
         {"cached_tokens", r.cached_tokens},
         {"tokens_per_s", tokens_per_s},
         {"requests_per_s", static_cast<double>(r.answered) / seconds},
-        {"worker_peak_mib", worker_mib},
-        {"daemon_peak_mib", daemon_mib},
+        {"peak_mib", peak_mib},
         {"ttft", ToJson(r.ttft)},
         {"between_tokens", ToJson(r.between_tokens)},
         {"total", ToJson(r.total)}};
@@ -237,11 +275,11 @@ void Print(const Options& options, const Result& r, double seconds,
       options.max_tokens);
   std::printf(
       "%llu answered, %llu refused, %llu failed in %.1f s: %.1f "
-      "tokens/s; peak worker %.0f MiB, daemon %.0f MiB\n",
+      "tokens/s; worker and daemon held %.0f MiB at most\n",
       static_cast<unsigned long long>(r.answered),
       static_cast<unsigned long long>(r.refused),
       static_cast<unsigned long long>(r.failed), seconds, tokens_per_s,
-      worker_mib, daemon_mib);
+      peak_mib);
   std::printf("%-16s %9s %9s %9s %9s %9s\n", "ms", "p50", "p90", "p95", "p99",
               "max");
   const auto line = [](const char* name, const HdrHistogram& h) {
@@ -256,13 +294,26 @@ void Print(const Options& options, const Result& r, double seconds,
   line("whole answer", r.total);
 }
 
-absl::StatusOr<std::vector<v1::GenerateRequest>> MakeRequests(
-    const Options& options, BenchText* text) {
-  std::vector<v1::GenerateRequest> requests;
+struct Prompts {
+  std::string module;
+  std::vector<std::string> fresh;  // one more than is measured: to warm up
+};
+
+absl::StatusOr<Prompts> MakePrompts(const Options& options, BenchText* text) {
+  Prompts prompts;
+  PC_ASSIGN_OR_RETURN(prompts.module, text->Of(options.module_tokens));
   for (uint32_t i = 0; i < options.requests + 1; ++i) {
-    v1::GenerateRequest request;
-    PC_ASSIGN_OR_RETURN(const std::string fresh,
+    PC_ASSIGN_OR_RETURN(prompts.fresh.emplace_back(),
                         text->Of(options.fresh_tokens));
+  }
+  return prompts;
+}
+
+std::vector<v1::GenerateRequest> MakeRequests(const Options& options,
+                                              const Prompts& prompts) {
+  std::vector<v1::GenerateRequest> requests;
+  for (const std::string& fresh : prompts.fresh) {
+    v1::GenerateRequest request;
     request.mutable_prompt()->set_pml(
         absl::StrCat("<prompt schema=\"serve\"><m/>", fresh, "</prompt>"));
     request.set_max_tokens(options.max_tokens);
@@ -276,30 +327,37 @@ absl::Status Run(const Options& options) {
   PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
   PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
   PC_ASSIGN_OR_RETURN(BenchText text, BenchText::Open(model));
+  std::vector<std::string> daemon_args = {"--device_bytes=512MiB"};
+  daemon_args.insert(daemon_args.end(), options.daemon_args.begin(),
+                     options.daemon_args.end());
   cli::Interrupt interrupt;
   PC_ASSIGN_OR_RETURN(
       const auto node,
       cli::LocalNode::Start({.dir = dir.path(),
                              .model = model,
-                             .daemon_args = {"--device_bytes=512MiB"},
+                             .daemon_args = daemon_args,
                              .worker_args = options.worker_args},
                             &interrupt, [](const std::string&) {}));
   PC_ASSIGN_OR_RETURN(
       const auto worker,
       cli::WorkerClient::Connect(node->worker_address(), absl::Seconds(20)));
-  PC_ASSIGN_OR_RETURN(const std::string module, text.Of(options.module_tokens));
+  PC_ASSIGN_OR_RETURN(const Prompts prompts, MakePrompts(options, &text));
+  if (!options.prompts.empty()) {
+    std::ofstream(options.prompts) << nlohmann::json(
+        {{"module", prompts.module}, {"fresh", prompts.fresh}});
+  }
   v1::CreateSchemaRequest schema;
   schema.set_text(absl::StrCat("<schema name=\"serve\"><module name=\"m\">",
-                               module, "</module></schema>"));
+                               prompts.module, "</module></schema>"));
   PC_RETURN_IF_ERROR(worker->CreateSchema(schema).status());
-  PC_ASSIGN_OR_RETURN(auto requests, MakeRequests(options, &text));
+  std::vector<v1::GenerateRequest> requests = MakeRequests(options, prompts);
   PC_RETURN_IF_ERROR(worker->Generate(
       requests.back(), [](const v1::GenerateResponse&) { return true; }));
   requests.pop_back();
   Load load(options, std::move(requests), node->worker_address());
+  PeakMemory peak({node->worker_pid(), node->daemon_pid()});
   PC_ASSIGN_OR_RETURN(const Result result, load.Run());
-  Print(options, result, load.seconds(), PeakMib(node->worker_pid()),
-        PeakMib(node->daemon_pid()));
+  Print(options, result, load.seconds(), peak.Stop());
   if (result.failed == 0 && result.answered > 0) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat(result.failed, " requests failed: ", result.first_error));
@@ -331,8 +389,11 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--max-open", options.max_open, "callers of the open loop")
       ->check(CLI::Range(1, 1024));
+  app.add_option("--daemon-arg", options.daemon_args,
+                 "passed on to the daemon; repeatable");
   app.add_option("--worker-arg", options.worker_args,
                  "passed on to the worker; repeatable");
+  app.add_option("--prompts", options.prompts, "file that gets the texts");
   app.add_flag("--json", options.json);
   CLI11_PARSE(app, argc, argv);
   if (options.rate == 0 && options.closed == 0) options.closed = 16;
