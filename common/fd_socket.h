@@ -16,9 +16,10 @@ namespace promptcache {
 // The raw descriptor socket beside the daemon's gRPC socket (ARCHITECTURE
 // section 7): gRPC carries neither descriptors nor peer credentials.
 //
-// Protocol, version 1, over SOCK_SEQPACKET: the client connects and sends
+// Protocol, version 2, over SOCK_SEQPACKET: the client connects and sends
 // FdHello with its own pidfd attached; the daemon checks SO_PEERCRED, answers
-// FdWelcome, then `num_segments` messages FdSegment with one descriptor each.
+// FdWelcome, then `num_segments` messages FdSegment with one descriptor each:
+// those of the client's device and of the host tier.
 // The daemon closes the connection when the token has been used or
 // kFdTokenLifetime has passed; the worker closes it whenever it likes.
 
@@ -32,7 +33,9 @@ enum class FdKind : uint32_t {
 
 struct FdHello {
   uint32_t magic = kFdMagic;
-  uint32_t version = 1;
+  uint32_t version = 2;
+  // What the client computes on, padded with zeros; empty: the CPU.
+  std::array<char, 48> device_uuid{};
 };
 
 struct FdWelcome {

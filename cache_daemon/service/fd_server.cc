@@ -24,6 +24,7 @@ namespace {
 
 // Linux 6.5; not in Debian 12's headers.
 constexpr int kSoPeerPidfd = 77;
+constexpr uint32_t kVersion = FdHello{}.version;
 constexpr absl::Duration kMaxPoll = absl::Seconds(1);
 
 absl::Status Errno(const char* what) {
@@ -257,19 +258,23 @@ absl::Status FdServer::Serve(Connection* connection) {
   if (connection->welcomed) {
     return absl::InvalidArgumentError("a second hello");
   }
-  if (hello.magic != kFdMagic || hello.version != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a hello of version ", hello.version, ", magic ",
-                     absl::Hex(hello.magic), ": version 1 is spoken here"));
+  if (hello.magic != kFdMagic || hello.version != kVersion) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a hello of version ", hello.version, ", magic ",
+        absl::Hex(hello.magic), ": version ", kVersion, " is spoken here"));
   }
   PC_ASSIGN_OR_RETURN(PeerProcess peer,
                       IdentifyPeer(connection->fd.get(), *std::move(attached)));
-  return Welcome(connection, std::move(peer));
+  const auto& padded = hello.device_uuid;
+  std::string device_uuid(padded.begin(),
+                          std::find(padded.begin(), padded.end(), '\0'));
+  if (device_uuid.empty()) device_uuid = "CPU";
+  return Welcome(connection, std::move(peer), device_uuid);
 }
 
-absl::Status FdServer::Welcome(Connection* connection, PeerProcess peer) {
+absl::Status FdServer::Welcome(Connection* connection, PeerProcess peer,
+                               const std::string& device_uuid) {
   FdWelcome welcome;
-  welcome.num_segments = static_cast<uint32_t>(segments_.size());
   PC_ASSIGN_OR_RETURN(welcome.token, RandomToken());
   const absl::Time deadline = clock_->Now() + options_.token_lifetime;
   // Valid before it is sent: the peer may present it at once.
@@ -282,7 +287,7 @@ absl::Status FdServer::Welcome(Connection* connection, PeerProcess peer) {
     }
     grants_[welcome.token] = {.peer = std::move(peer), .deadline = deadline};
   }
-  const absl::Status sent = Send(connection->fd.get(), welcome);
+  const absl::Status sent = Send(connection->fd.get(), welcome, device_uuid);
   if (!sent.ok()) {
     MutexLock lock(&mu_);
     grants_.erase(welcome.token);
@@ -294,9 +299,16 @@ absl::Status FdServer::Welcome(Connection* connection, PeerProcess peer) {
   return absl::OkStatus();
 }
 
-absl::Status FdServer::Send(int socket, const FdWelcome& welcome) const {
+absl::Status FdServer::Send(int socket, FdWelcome welcome,
+                            const std::string& device_uuid) const {
+  const auto is_for_it = [&](const Segment& segment) {
+    return segment.device_uuid.empty() || segment.device_uuid == device_uuid;
+  };
+  welcome.num_segments =
+      static_cast<uint32_t>(std::ranges::count_if(segments_, is_for_it));
   PC_RETURN_IF_ERROR(SendWithFd(socket, &welcome, sizeof(welcome), -1));
   for (const Segment& segment : segments_) {
+    if (!is_for_it(segment)) continue;
     const FdSegment message{.kind = segment.kind,
                             .segment = segment.segment,
                             .bytes = segment.bytes};

@@ -57,6 +57,7 @@ class FdServer {
     uint32_t segment = 0;
     uint64_t bytes = 0;
     int fd = -1;
+    std::string device_uuid;  // for workers on it; empty: for all
   };
   struct Stats {
     uint64_t accepted = 0;
@@ -99,9 +100,10 @@ class FdServer {
   // False: not able to, for want of descriptors; try again later.
   bool Accept() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Serve(Connection* connection) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status Welcome(Connection* connection, PeerProcess peer)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status Send(int socket, const FdWelcome& welcome) const;
+  absl::Status Welcome(Connection* connection, PeerProcess peer,
+                       const std::string& device_uuid) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Send(int socket, FdWelcome welcome,
+                    const std::string& device_uuid) const;
   // Closes connections whose token is used or expired, or whose peer said
   // nothing in time.
   void DropFinished() ABSL_LOCKS_EXCLUDED(mu_);

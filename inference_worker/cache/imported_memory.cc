@@ -20,11 +20,14 @@ namespace {
 constexpr uint32_t kMaxSegments = 65536;
 
 absl::StatusOr<FdWelcome> SayHello(int socket, const std::string& fd_socket,
+                                   const std::string& device_uuid,
                                    absl::Duration timeout) {
   const UniqueFd self(
       static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   if (!self) return absl::ErrnoToStatus(errno, "pidfd_open");
-  const FdHello hello;
+  FdHello hello;
+  // The last byte stays 0.
+  device_uuid.copy(hello.device_uuid.data(), hello.device_uuid.size() - 1);
   PC_RETURN_IF_ERROR(SendWithFd(socket, &hello, sizeof(hello), self.get()));
   FdWelcome welcome;
   PC_RETURN_IF_ERROR(
@@ -42,11 +45,12 @@ absl::StatusOr<FdWelcome> SayHello(int socket, const std::string& fd_socket,
 absl::StatusOr<ImportedMemory> ImportedMemory::Receive(
     const std::string& fd_socket, gpu::Device* device, absl::Duration timeout) {
   PC_ASSIGN_OR_RETURN(const UniqueFd socket, ConnectUnix(fd_socket));
-  PC_ASSIGN_OR_RETURN(const FdWelcome welcome,
-                      SayHello(socket.get(), fd_socket, timeout));
   ImportedMemory memory;
   if (device == nullptr) memory.cpu_ = gpu::NewHostDevice();
   memory.device_ = device == nullptr ? memory.cpu_.get() : device;
+  PC_ASSIGN_OR_RETURN(
+      const FdWelcome welcome,
+      SayHello(socket.get(), fd_socket, memory.device_->info().uuid, timeout));
   memory.token_.assign(welcome.token.begin(), welcome.token.end());
   for (uint32_t i = 0; i < welcome.num_segments; ++i) {
     FdSegment told;

@@ -22,6 +22,7 @@
 namespace promptcache::daemon {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
@@ -46,7 +47,9 @@ class FdServerTest : public ::testing::Test {
     auto server = FdServer::Create(
         options,
         {{FdKind::kSegment, 7, segment_.bytes(), segment_.fd()},
-         {FdKind::kGenerations, 0, generations_.bytes(), generations_.fd()}},
+         {FdKind::kGenerations, 0, generations_.bytes(), generations_.fd()},
+         {FdKind::kCudaSegment, 1, segment_.bytes(), segment_.fd(), "GPU-1"},
+         {FdKind::kCudaSegment, 2, segment_.bytes(), segment_.fd(), "GPU-2"}},
         &clock_);
     PC_ASSERT_OK(server);
     server_ = *std::move(server);
@@ -155,6 +158,18 @@ TEST_F(FdServerTest, ATokenOutlivesItsConnection) {
   PC_EXPECT_OK(server_->RedeemToken(Bytes(welcome->token)));
 }
 
+TEST_F(FdServerTest, AWorkerGetsWhatIsOfItsDeviceAndOfAll) {
+  Start();
+  FdHello hello;
+  std::string("GPU-2").copy(hello.device_uuid.data(), 5);
+  PC_ASSERT_OK(SayHello(Connect().get(), hello));
+  std::vector<uint32_t> segments;
+  for (const auto& [told, fd] : received_) segments.push_back(told.segment);
+  EXPECT_THAT(segments, ElementsAre(7, 0, 2));
+  PC_ASSERT_OK(SayHello(Connect().get()));
+  EXPECT_EQ(received_.size(), 2u);
+}
+
 TEST_F(FdServerTest, GarbageIsCutOff) {
   Start();
   for (const std::string& garbage :
@@ -165,7 +180,7 @@ TEST_F(FdServerTest, GarbageIsCutOff) {
   }
   // Another version, and descriptors that nobody asked for.
   const UniqueFd socket = Connect();
-  const FdHello hello{.version = 2};
+  const FdHello hello{.version = 1};
   PC_ASSERT_OK(SendWithFd(socket.get(), &hello, sizeof(hello), segment_.fd()));
   EXPECT_TRUE(Closed(socket.get()));
   EXPECT_EQ(server_->stats().num_tokens, 0u);
