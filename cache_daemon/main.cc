@@ -2,13 +2,16 @@
 
 #include <malloc.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -16,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "cache_daemon/service/daemon_server.h"
@@ -46,17 +50,18 @@ ABSL_FLAG(std::vector<std::string>, allow_gids, {},
           "group ids that may connect, likewise");
 ABSL_FLAG(uint32_t, max_sessions, 256, "workers at once");
 ABSL_FLAG(
-    std::string, device, "auto",
-    "where the device tier lies: auto (the first GPU, where there is one, "
-    "else the CPU), cuda, cpu or a GPU's UUID");
+    std::vector<std::string>, device, {"auto"},
+    "where device tiers lie: auto (every GPU, where there is one, else the "
+    "CPU), cuda (every GPU), cpu, or GPUs by their UUIDs, with commas");
 ABSL_FLAG(
     std::vector<std::string>, gpu_handles, {},
     "how workers map GPU memory: fd (CUDA VMM descriptors), ipc (CUDA IPC "
     "handles), or both in turn; empty: fd where the GPU can");
 ABSL_FLAG(ByteSize, device_bytes, (ByteSize{uint64_t{1} << 30}),
-          "device tier: KV that workers read in place");
+          "device tier: KV that workers read in place; of each device");
 ABSL_FLAG(ByteSize, host_bytes, ByteSize{0},
-          "host tier; without a GPU it is the same memory as the device tier");
+          "host tier, one for all devices; without a GPU it is the same memory "
+          "as the device tier");
 ABSL_FLAG(ByteSize, segment_bytes, (ByteSize{uint64_t{64} << 20}),
           "size of one exported allocation");
 ABSL_FLAG(std::string, db, promptcache::DefaultRegistryPath(),
@@ -83,19 +88,50 @@ absl::StatusOr<std::vector<uint32_t>> ParseIds(
   return ids;
 }
 
-// Null: the CPU.
-absl::StatusOr<std::unique_ptr<gpu::Device>> DeviceFromFlags() {
-  const std::string wanted = absl::GetFlag(FLAGS_device);
-  if (wanted == "cpu") return nullptr;
-  const bool by_uuid = absl::StartsWith(wanted, "GPU-");
-  if (wanted != "auto" && wanted != "cuda" && !by_uuid) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--device=", wanted, ": use auto, cuda, cpu or a GPU's UUID"));
+using Devices = std::vector<std::unique_ptr<gpu::Device>>;
+
+// The UUIDs that --device names; empty: it is one word, auto, cuda or cpu.
+absl::StatusOr<std::vector<std::string>> UuidsFromFlags() {
+  const std::vector<std::string> wanted = absl::GetFlag(FLAGS_device);
+  if (wanted.size() == 1 &&
+      (wanted[0] == "auto" || wanted[0] == "cuda" || wanted[0] == "cpu")) {
+    return std::vector<std::string>();
   }
+  for (auto it = wanted.begin(); it != wanted.end(); ++it) {
+    if (!absl::StartsWith(*it, "GPU-")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--device=", absl::StrJoin(wanted, ","),
+                       ": use auto, cuda, cpu or GPUs' UUIDs"));
+    }
+    if (std::find(wanted.begin(), it, *it) != it) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--device names ", *it, " twice"));
+    }
+  }
+  if (wanted.empty()) return absl::InvalidArgumentError("--device is empty");
+  return wanted;
+}
+
+// Empty: the CPU.
+absl::StatusOr<Devices> DevicesFromFlags() {
+  PC_ASSIGN_OR_RETURN(std::vector<std::string> uuids, UuidsFromFlags());
+  const std::string wanted = absl::GetFlag(FLAGS_device).front();
+  Devices devices;
+  if (wanted == "cpu") return devices;
   const gpu::GpuSurvey survey = gpu::FindGpus();
   LOG(INFO) << "found " << survey.ToString();
-  if (wanted == "auto" && survey.gpus.empty()) return nullptr;
-  return gpu::OpenGpu(survey, by_uuid ? wanted : "");
+  if (wanted == "auto" && survey.gpus.empty()) return devices;
+  if (uuids.empty()) {
+    for (const gpu::DeviceInfo& info : survey.gpus) uuids.push_back(info.uuid);
+  }
+  // None: says what was found.
+  if (uuids.empty()) uuids.emplace_back();
+  for (const std::string& uuid : uuids) {
+    PC_ASSIGN_OR_RETURN(std::unique_ptr<gpu::Device> device,
+                        gpu::OpenGpu(survey, uuid));
+    devices.push_back(std::move(device));
+  }
+  return devices;
 }
 
 absl::StatusOr<std::vector<gpu::HandleKind>> HandlesFromFlags() {
@@ -111,9 +147,11 @@ absl::StatusOr<std::vector<gpu::HandleKind>> HandlesFromFlags() {
   return kinds;
 }
 
-absl::StatusOr<DaemonServer::Options> OptionsFromFlags(gpu::Device* device) {
+absl::StatusOr<DaemonServer::Options> OptionsFromFlags(const Devices& devices) {
   DaemonServer::Options options;
-  options.pool.device = device;
+  for (const auto& device : devices) {
+    options.pool.devices.push_back(device.get());
+  }
   PC_ASSIGN_OR_RETURN(options.pool.handles, HandlesFromFlags());
   options.socket_path = absl::GetFlag(FLAGS_socket);
   options.listen = absl::GetFlag(FLAGS_listen);
@@ -132,6 +170,15 @@ absl::StatusOr<DaemonServer::Options> OptionsFromFlags(gpu::Device* device) {
   options.registry.path = absl::GetFlag(FLAGS_db);
   PC_RETURN_IF_ERROR(options.Validate());
   return options;
+}
+
+// Each segment has a descriptor: those of many GPUs, or of a large host tier,
+// are more than the 1024 that are usual.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) PLOG(WARNING) << "setrlimit";
 }
 
 int Fail(const absl::Status& status, int exit_code) {
@@ -167,14 +214,15 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &ending, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
 
-  // Outlives everything that has memory of it.
-  const absl::StatusOr<std::unique_ptr<gpu::Device>> device = DeviceFromFlags();
-  if (!device.ok()) {
-    return Fail(device.status(),
-                absl::IsInvalidArgument(device.status()) ? 2 : 1);
+  RaiseDescriptorLimit();
+  // Outlive everything that has memory of them.
+  const absl::StatusOr<Devices> devices = DevicesFromFlags();
+  if (!devices.ok()) {
+    return Fail(devices.status(),
+                absl::IsInvalidArgument(devices.status()) ? 2 : 1);
   }
   const absl::StatusOr<DaemonServer::Options> options =
-      OptionsFromFlags(device->get());
+      OptionsFromFlags(*devices);
   if (!options.ok()) return Fail(options.status(), 2);
   LOG(INFO) << "promptcache-daemon " << options->ToString();
   const promptcache::RealClock clock;

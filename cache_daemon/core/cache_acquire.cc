@@ -61,7 +61,8 @@ absl::StatusOr<AcquireResult> CacheState::Acquire(SessionId session_id,
   }
   for (size_t i : missing) AnswerMissing(&asked, i, now, effects);
   for (size_t i = 0; i < request.keys.size(); ++i) {
-    CountLookup(result.modules[i], request.keys[i].num_tokens);
+    CountLookup(result.modules[i], session.args.device,
+                request.keys[i].num_tokens);
   }
   if (result.lease != LeaseId{}) {
     leases_[result.lease].entries = std::move(asked.leased);
@@ -74,7 +75,7 @@ void CacheState::PrefetchEntries(const AcquireRequest& request) const {
   std::vector<const Entry*> entries;
   entries.reserve(request.keys.size());
   for (const AcquireKey& key : request.keys) {
-    const Entry* entry = FindVisible(key.key);
+    const Entry* entry = FirstCopy(key.key);
     if (entry == nullptr) continue;
     PrefetchObject(entry);
     entries.push_back(entry);
@@ -96,7 +97,8 @@ absl::Status CacheState::ValidateAcquire(const Session& session,
       return absl::InvalidArgumentError(
           absl::StrCat("module ", key.key.ToHex(), " has no tokens"));
     }
-    const Entry* entry = FindVisible(key.key);
+    // All copies of a key are alike in this.
+    const Entry* entry = FirstCopy(key.key);
     if (entry != nullptr && entry->shape == session.args.shape &&
         entry->metadata.num_tokens != key.num_tokens) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -110,26 +112,34 @@ absl::Status CacheState::ValidateAcquire(const Session& session,
 bool CacheState::AnswerPresent(Asked* asked, size_t index, absl::Time now,
                                Effects* effects) {
   const AcquireKey& key = asked->request->keys[index];
+  const uint32_t device = asked->session->args.device;
   AcquiredModule& out = asked->result->modules[index];
-  Entry* entry = FindVisible(key.key);
-  if (entry != nullptr && ExpiredNow(*entry, now)) {
+  Entry* first = FirstCopy(key.key);
+  Entry* entry = AnswerAmong(first, device);
+  while (entry != nullptr && ExpiredNow(*entry, now)) {
     Hide(entry, EvictReason::kExpired, now, effects);
-    entry = nullptr;
+    first = FirstCopy(key.key);
+    entry = AnswerAmong(first, device);
   }
-  if (entry == nullptr) {
-    ExplainMiss(*asked, index);
+  if (first == nullptr) {
+    ExplainMiss(*asked, index, first);
     return false;
   }
-  if (entry->domain_hash != asked->domain_hash) {
+  // All copies are alike in domain and shape.
+  if (first->domain_hash != asked->domain_hash) {
     // Keys contain the domain: such a key is forged. It learns nothing.
     out.miss_reason = MissReason::kNeverSeen;
     return true;
   }
-  if (entry->shape != asked->session->args.shape) {
+  if (first->shape != asked->session->args.shape) {
     // The page size is no part of the key: the same states in another carving.
     out.miss_reason = MissReason::kIdentityDiffers;
     out.differing_field = IdentityField::kLayout;
     return true;
+  }
+  if (entry == nullptr) {
+    ExplainMiss(*asked, index, first);
+    return false;
   }
   if (entry->state == ModuleState::kReserved) {
     out.outcome = Outcome::kPending;
@@ -143,14 +153,20 @@ bool CacheState::AnswerPresent(Asked* asked, size_t index, absl::Time now,
     return true;
   }
   LeaseOf(asked);
-  Hit(entry, asked->request->want_page_sums, now, &out);
+  Hit(entry, device, asked->request->want_page_sums, now, &out);
   asked->leased.push_back(entry);
   return true;
 }
 
-void CacheState::ExplainMiss(const Asked& asked, size_t index) {
+void CacheState::ExplainMiss(const Asked& asked, size_t index,
+                             const Entry* first_copy) {
   const AcquireKey& key = asked.request->keys[index];
   AcquiredModule& out = asked.result->modules[index];
+  for (; first_copy != nullptr; first_copy = first_copy->next_copy.get()) {
+    if (!first_copy->resident()) continue;  // being encoded there
+    out.miss_reason = MissReason::kOnOtherDevice;
+    return;
+  }
   if (const ModuleInfo* known = known_.Find(key.key); known != nullptr) {
     out.miss_reason = known->absence;
     return;
@@ -169,7 +185,8 @@ void CacheState::AnswerMissing(Asked* asked, size_t index, absl::Time now,
   const AcquireKey& key = request.keys[index];
   AcquiredModule& out = asked->result->modules[index];
   if (!request.reserve_missing) return;
-  if (FindVisible(key.key) != nullptr) {  // named twice in one request
+  if (AnswerAmong(FirstCopy(key.key), asked->session->args.device) != nullptr) {
+    // Named twice in one request.
     AnswerPresent(asked, index, now, effects);
     return;
   }
@@ -181,6 +198,7 @@ void CacheState::AnswerMissing(Asked* asked, size_t index, absl::Time now,
   entry->isolation_domain = request.isolation_domain;
   entry->domain_hash = asked->domain_hash;
   entry->shape = asked->session->args.shape;
+  entry->device = asked->session->args.device;
   entry->num_pages = entry->shape.PagesFor(key.num_tokens);
   entry->reservation = std::make_unique<Reservation>();
   entry->reservation->reason = out.miss_reason;
@@ -201,12 +219,12 @@ void CacheState::AnswerMissing(Asked* asked, size_t index, absl::Time now,
   ShowReservation(*added, &out);
 }
 
-void CacheState::CountLookup(const AcquiredModule& module,
+void CacheState::CountLookup(const AcquiredModule& module, uint32_t device,
                              uint32_t num_tokens) {
   if (module.outcome == Outcome::kHit) {
     ++counters_.hit_lookups;
     counters_.hit_tokens += num_tokens;
-    Counted& hits = tier_counters_[static_cast<size_t>(module.tier) - 1].hits;
+    Counted& hits = tier_counters_[IndexOf(module.tier, device)].hits;
     ++hits.count;
     hits.volume += num_tokens;
     return;
@@ -237,15 +255,18 @@ LeaseId CacheState::NewLease(SessionId session, std::vector<Entry*> entries) {
   return id;
 }
 
-void CacheState::Hit(Entry* entry, bool want_page_sums, absl::Time now,
-                     AcquiredModule* out) {
+void CacheState::Hit(Entry* entry, uint32_t device, bool want_page_sums,
+                     absl::Time now, AcquiredModule* out) {
   Update(entry, [&] {
     ++entry->num_leases;
     ++entry->hits;
     entry->Touch(now);
   });
   if (entry->state == ModuleState::kMoving) entry->move_cancelled = true;
-  if (entry->tier == Tier::kHost) entry->wants_promotion = true;
+  if (entry->tier == Tier::kHost) {
+    entry->wants_promotion = true;
+    entry->promote_to = device;
+  }
   out->outcome = Outcome::kHit;
   out->miss_reason = MissReason::kNone;
   out->tier = entry->tier;
@@ -302,8 +323,9 @@ void CacheState::CommitOne(SessionId session_id, const CommitModule& module,
   const auto lease = leases_.find(reservation.lease);
   const bool leased = lease != leases_.end();
   const ModuleInfo* known = known_.Find(entry->key);
-  const bool wants_pin =
-      module.metadata.policy.pin || (known != nullptr && known->pinned);
+  const bool wants_pin = module.metadata.policy.pin ||
+                         (known != nullptr && known->pinned) ||
+                         AnyPinned(entry->key);
   Update(entry, [&] {
     entry->reservation.reset();
     entry->state = ModuleState::kCommitted;
@@ -342,7 +364,7 @@ void CacheState::ResolveHits(Entry* entry, std::span<const Waiter> waiters,
   for (const Waiter& waiter : waiters) {
     PendingResolved* resolved = Deliver(waiter, effects);
     if (resolved == nullptr) continue;
-    Hit(entry, waiter.want_page_sums, now, &resolved->module);
+    Hit(entry, entry->device, waiter.want_page_sums, now, &resolved->module);
     resolved->lease = NewLease(waiter.session, {entry});
   }
 }

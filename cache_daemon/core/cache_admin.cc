@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "cache_daemon/core/cache_state.h"
@@ -23,21 +24,25 @@ bool Matches(const ModuleMetadata& metadata, const ModuleFilter* filter) {
 
 CacheStats CacheState::Stats() const {
   CacheStats stats = counters_;
-  for (Tier t : {Tier::kDevice, Tier::kHost}) {
-    const PageAllocator& pages = tier(t).pages();
+  const uint32_t num_devices = pool_->num_devices();
+  for (size_t i = 0; i < tiers_.size(); ++i) {
+    const PageAllocator& pages = tiers_[i]->pages();
     if (pages.num_segments() == 0) continue;
-    const TierTally& tally = tally_.tiers[static_cast<size_t>(t) - 1];
+    const Tier tier = tiers_[i]->tier();
+    const uint32_t device =
+        tier == Tier::kDevice ? static_cast<uint32_t>(i) : 0;
+    const TierTally& tally = tally_.tiers[i];
     TierStats& out = stats.tiers.emplace_back();
-    out.tier = t;
-    out.kind = pool_->kind(t);
-    if (pool_->on_gpu()) {
-      out.device_uuid = pool_->device_info().uuid;
-      out.device_name = pool_->device_info().name;
+    out.tier = tier;
+    out.kind = pool_->kind(tier, device);
+    if (pool_->on_gpu() && (tier == Tier::kDevice || num_devices == 1)) {
+      out.device_uuid = pool_->device_info(device).uuid;
+      out.device_name = pool_->device_info(device).name;
     }
-    for (const gpu::HandleKind kind : pool_->handle_kinds(t)) {
+    for (const gpu::HandleKind kind : pool_->handle_kinds(tier, device)) {
       out.handle_kinds.emplace_back(gpu::HandleKindName(kind));
     }
-    out.mapped_read_only = pool_->mapped_read_only(t);
+    out.mapped_read_only = pool_->mapped_read_only(tier, device);
     out.capacity_bytes = pages.capacity_bytes();
     out.used_bytes = pages.used_bytes();
     out.leased_bytes = tally.leased_bytes;
@@ -49,9 +54,8 @@ CacheStats CacheState::Stats() const {
     out.num_modules =
         tally.modules[static_cast<size_t>(ModuleState::kCommitted)] +
         tally.modules[static_cast<size_t>(ModuleState::kMoving)];
-    const TierCounters& counters = tier_counters_[static_cast<size_t>(t) - 1];
-    out.hits = counters.hits;
-    std::ranges::copy(counters.evictions, out.evictions);
+    out.hits = tier_counters_[i].hits;
+    std::ranges::copy(tier_counters_[i].evictions, out.evictions);
     for (size_t state = 0; state < kNumModuleStates; ++state) {
       stats.modules[state] += tally.modules[state];
     }
@@ -110,9 +114,39 @@ absl::StatusOr<ModuleKey> CacheState::ResolveKey(std::string_view key) const {
 }
 
 std::optional<ModuleInfo> CacheState::Find(const ModuleKey& key) const {
-  if (const Entry* entry = FindVisible(key)) return entry->Info();
+  if (const Entry* first = FirstCopy(key)) return InfoOf(*first);
   if (const ModuleInfo* known = known_.Find(key)) return *known;
   return std::nullopt;
+}
+
+ModuleInfo CacheState::InfoOf(const Entry& first_copy) const {
+  absl::InlinedVector<const Entry*, 4> copies;
+  for (const Entry* entry = &first_copy; entry != nullptr;
+       entry = entry->next_copy.get()) {
+    copies.push_back(entry);
+  }
+  std::sort(copies.begin(), copies.end(),
+            [this](const Entry* a, const Entry* b) {
+              return IndexOf(*a) < IndexOf(*b);
+            });
+  const auto resident = std::ranges::find_if(
+      copies, [](const Entry* e) { return e->resident(); });
+  const Entry* const best =
+      resident == copies.end() ? copies.front() : *resident;
+  ModuleInfo info = best->Info();
+  for (const Entry* copy : copies) {
+    info.placements.push_back(
+        {copy->tier, copy->device, copy->state, copy->num_leases});
+    if (copy == best) continue;
+    info.pinned = info.pinned || copy->pinned;
+    info.num_leases += copy->num_leases;
+    info.hits += copy->hits;
+    info.last_use_time = std::max(info.last_use_time, copy->last_use_time);
+    if (!copy->resident()) continue;
+    info.expire_time =
+        std::max(info.expire_time, copy->effective_expire_time());
+  }
+  return info;
 }
 
 bool CacheState::Walk(const ModuleFilter* filter, bool include_absent,
@@ -138,9 +172,9 @@ bool CacheState::Walk(const ModuleFilter* filter, bool include_absent,
       absent = known_.FirstAfter(*it);
     }
     *cursor = *it;
-    const Entry& entry = *visible_.at(*it);
+    const Entry& first = *visible_.at(*it);
     ++it;
-    if (Matches(entry.metadata, filter) && !fn(entry.Info())) return false;
+    if (Matches(first.metadata, filter) && !fn(InfoOf(first))) return false;
   }
   return true;
 }
@@ -148,8 +182,8 @@ bool CacheState::Walk(const ModuleFilter* filter, bool include_absent,
 bool CacheState::VisitKey(const ModuleKey& key, const ModuleFilter& filter,
                           bool include_absent,
                           absl::FunctionRef<bool(const ModuleInfo&)> fn) const {
-  if (const Entry* entry = FindVisible(key)) {
-    return !Matches(entry->metadata, &filter) || fn(entry->Info());
+  if (const Entry* first = FirstCopy(key)) {
+    return !Matches(first->metadata, &filter) || fn(InfoOf(*first));
   }
   const ModuleInfo* known = include_absent ? known_.Find(key) : nullptr;
   return known == nullptr || !Matches(known->metadata, &filter) || fn(*known);
@@ -157,93 +191,133 @@ bool CacheState::VisitKey(const ModuleKey& key, const ModuleFilter& filter,
 
 bool CacheState::EvictKey(const ModuleKey& key, absl::Time now,
                           EvictResult* result, Effects* effects) {
-  Entry* const entry = FindVisible(key);
-  if (entry == nullptr || !entry->resident()) return false;
-  if (entry->num_leases + entry->num_lost > 0) {
-    ++result->num_deferred;
-  } else {
-    ++result->num_evicted;
-    result->bytes += entry->bytes();
+  const std::vector<Entry*> copies = ResidentCopies(key);
+  if (copies.empty()) return false;
+  bool deferred = false;
+  for (Entry* entry : copies) {
+    if (entry->num_leases + entry->num_lost > 0) {
+      deferred = true;
+    } else {
+      result->bytes += entry->bytes();
+    }
+    Hide(entry, EvictReason::kRequested, now, effects);
   }
+  ++(deferred ? result->num_deferred : result->num_evicted);
   result->keys.push_back(key);
-  Hide(entry, EvictReason::kRequested, now, effects);
   return true;
 }
 
+uint64_t CacheState::UnpinnedBytes(const std::vector<Entry*>& copies) {
+  uint64_t bytes = 0;
+  for (const Entry* entry : copies) bytes += entry->pinned ? 0 : entry->bytes();
+  return bytes;
+}
+
 PinOutcome CacheState::PinKey(const ModuleKey& key, bool pin, absl::Time now) {
-  Entry* const entry = FindVisible(key);
-  if (entry == nullptr || !entry->resident()) {
+  const std::vector<Entry*> copies = ResidentCopies(key);
+  if (copies.empty()) {
     ModuleInfo* const known = known_.FindMutable(key);
     if (known == nullptr || pin) return PinOutcome::kAbsent;
     if (!known->pinned) return PinOutcome::kUnchanged;
     known->pinned = false;
     return PinOutcome::kChanged;
   }
-  if (entry->pinned == pin) return PinOutcome::kUnchanged;
-  if (pin && pinned_bytes() + entry->bytes() > options_.pin_budget_bytes) {
+  if (std::ranges::all_of(
+          copies, [&](const Entry* entry) { return entry->pinned == pin; })) {
+    return PinOutcome::kUnchanged;
+  }
+  // All of them or none.
+  if (pin &&
+      pinned_bytes() + UnpinnedBytes(copies) > options_.pin_budget_bytes) {
     ++counters_.pins_refused;
     return PinOutcome::kRefused;
   }
-  Update(entry, [&] {
-    entry->pinned = pin;
-    // Its time did not run while it was pinned.
-    if (!pin) entry->Touch(now);
-  });
+  for (Entry* entry : copies) {
+    if (entry->pinned == pin) continue;
+    Update(entry, [&] {
+      entry->pinned = pin;
+      // Its time did not run while it was pinned.
+      if (!pin) entry->Touch(now);
+    });
+  }
   return PinOutcome::kChanged;
 }
 
 void CacheState::SetPolicy(const ModuleKey& key, const CachePolicy& policy,
                            absl::Time now, PolicyResult* result) {
-  Entry* const entry = FindVisible(key);
-  const bool resident = entry != nullptr && entry->resident();
-  ModuleInfo* const known = resident ? nullptr : known_.FindMutable(key);
-  if (!resident && known == nullptr) return;
-  const bool was_pinned = resident ? entry->pinned : known->pinned;
-  const CachePolicy& old =
-      resident ? entry->metadata.policy : known->metadata.policy;
-  // Who pinned it otherwise, an operator, still wants it.
-  bool pin = policy.pin || (was_pinned && !old.pin);
-  if (resident && pin && !was_pinned &&
-      pinned_bytes() + entry->bytes() > pin_budget_bytes()) {
-    pin = false;
-    result->pins_refused.push_back({key, entry->metadata.path});
-    ++counters_.pins_refused;
-  }
-  if (policy == old && pin == was_pinned) return;
-  ++result->num_changed;
-  if (pin != was_pinned) {
-    (pin ? result->pinned : result->unpinned).push_back(key);
-  }
-  if (!resident) {
-    known->metadata.policy = policy;
-    known->pinned = pin;
+  const std::vector<Entry*> copies = ResidentCopies(key);
+  if (copies.empty()) {
+    SetKnownPolicy(key, policy, result);
     return;
   }
-  Update(entry, [&] {
-    entry->metadata.policy = policy;
-    entry->pinned = pin;
-    entry->ttl = policy.ttl.value_or(options_.default_ttl);
-    entry->expire_time = entry->commit_time + entry->ttl;
-    entry->Touch(now);
-  });
-  ScheduleExpiry(entry);
+  const auto any = [&](auto fn) { return std::ranges::any_of(copies, fn); };
+  const bool was_pinned = any([](const Entry* e) { return e->pinned; });
+  // Who pinned it otherwise, an operator, still wants it.
+  const bool pin = policy.pin || any([](const Entry* e) {
+                     return e->pinned && !e->metadata.policy.pin;
+                   });
+  // All copies or none more than there are.
+  const uint64_t more_bytes = pin ? UnpinnedBytes(copies) : 0;
+  const bool refused =
+      more_bytes > 0 && pinned_bytes() + more_bytes > pin_budget_bytes();
+  if (refused) {
+    result->pins_refused.push_back({key, copies.front()->metadata.path});
+    ++counters_.pins_refused;
+  }
+  const auto pin_of = [&](const Entry& entry) {
+    return refused ? entry.pinned : pin;
+  };
+  if (!any([&](const Entry* e) {
+        return policy != e->metadata.policy || pin_of(*e) != e->pinned;
+      })) {
+    return;
+  }
+  ++result->num_changed;
+  for (Entry* entry : copies) {
+    const bool pinned = pin_of(*entry);
+    Update(entry, [&] {
+      entry->metadata.policy = policy;
+      entry->pinned = pinned;
+      entry->ttl = policy.ttl.value_or(options_.default_ttl);
+      entry->expire_time = entry->commit_time + entry->ttl;
+      entry->Touch(now);
+    });
+    ScheduleExpiry(entry);
+  }
+  const bool is_pinned = any([](const Entry* e) { return e->pinned; });
+  if (is_pinned == was_pinned) return;
+  (is_pinned ? result->pinned : result->unpinned).push_back(key);
+}
+
+void CacheState::SetKnownPolicy(const ModuleKey& key, const CachePolicy& policy,
+                                PolicyResult* result) {
+  ModuleInfo* const known = known_.FindMutable(key);
+  if (known == nullptr) return;
+  const CachePolicy old = known->metadata.policy;
+  const bool pin = policy.pin || (known->pinned && !old.pin);
+  if (policy == old && pin == known->pinned) return;
+  ++result->num_changed;
+  if (pin != known->pinned) {
+    (pin ? result->pinned : result->unpinned).push_back(key);
+  }
+  known->metadata.policy = policy;
+  known->pinned = pin;
 }
 
 void CacheState::SetPolicy(const ModuleKey& key, const SchemaPolicies& policies,
                            absl::Time now, PolicyResult* result) {
-  const Entry* const entry = FindVisible(key);
-  const bool resident = entry != nullptr && entry->resident();
-  const ModuleInfo* const known = resident ? nullptr : known_.Find(key);
-  if (!resident && known == nullptr) return;
-  const auto it = policies.by_path.find(resident ? entry->metadata.path
-                                                 : known->metadata.path);
+  const std::vector<Entry*> copies = ResidentCopies(key);
+  const ModuleInfo* const known = copies.empty() ? known_.Find(key) : nullptr;
+  if (copies.empty() && known == nullptr) return;
+  const auto it = policies.by_path.find(
+      copies.empty() ? known->metadata.path : copies.front()->metadata.path);
   SetPolicy(key, it == policies.by_path.end() ? policies.policy : it->second,
             now, result);
 }
 
 void CacheState::AddKnown(const ModuleInfo& module,
                           const IdentityParts& parts) {
-  if (FindVisible(module.key) != nullptr) return;
+  if (FirstCopy(module.key) != nullptr) return;
   ModuleInfo info = module;
   info.state = ModuleState::kNone;
   info.tier = Tier::kNone;

@@ -29,18 +29,42 @@ absl::Status CacheState::CheckInvariants() const {
   if (ordered_.size() != visible_.size()) {
     return absl::InternalError("the order of keys and the map differ");
   }
-  for (const auto& [key, entry] : visible_) {
-    if (!ordered_.contains(key) || entry->key != key) {
-      return Broken(*entry, "is filed under another key");
+  size_t num_visible = 0;
+  for (const auto& [key, first] : visible_) {
+    if (!ordered_.contains(key) || first == nullptr) {
+      return absl::InternalError("a key without order or copies");
     }
-    PC_RETURN_IF_ERROR(CheckEntry(*entry, /*visible=*/true));
+    PC_RETURN_IF_ERROR(CheckCopies(key));
+    for (const Entry* e = first.get(); e != nullptr; e = e->next_copy.get()) {
+      ++num_visible;
+      PC_RETURN_IF_ERROR(CheckEntry(*e, /*visible=*/true));
+    }
+  }
+  if (num_visible != num_visible_) {
+    return absl::InternalError("number of visible copies");
   }
   for (const auto& [pointer, entry] : hidden_) {
     if (pointer != entry.get()) return Broken(*entry, "hidden map");
+    if (entry->next_copy != nullptr) return Broken(*entry, "hidden copies");
     PC_RETURN_IF_ERROR(CheckEntry(*entry, /*visible=*/false));
   }
   PC_RETURN_IF_ERROR(CheckUsers());
   return CheckTallies();
+}
+
+absl::Status CacheState::CheckCopies(const ModuleKey& key) const {
+  const Entry& first = *visible_.at(key);
+  std::vector<bool> seen(tiers_.size());
+  for (const Entry* e = &first; e != nullptr; e = e->next_copy.get()) {
+    if (e->key != key) return Broken(*e, "is filed under another key");
+    if (e->domain_hash != first.domain_hash || e->shape != first.shape ||
+        e->metadata.num_tokens != first.metadata.num_tokens) {
+      return Broken(*e, "differs from another copy");
+    }
+    if (seen[IndexOf(*e)]) return Broken(*e, "is in its tier twice");
+    seen[IndexOf(*e)] = true;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CacheState::CheckEntry(const Entry& entry, bool visible) const {
@@ -78,6 +102,7 @@ absl::Status CacheState::CheckEntry(const Entry& entry, bool visible) const {
   for (const PageRun& run : entry.runs) {
     for (uint32_t i = 0; i < run.num_pages; ++i) {
       if (pool_->tier(run.segment) != entry.tier ||
+          pool_->device(run.segment) != entry.device ||
           pool_->Generation(run.segment, run.first_page + i) !=
               entry.generation) {
         return Broken(entry, "tier or generation of a page");
@@ -123,8 +148,10 @@ absl::Status CacheState::CheckUsers() const {
     reserved += entry.state == ModuleState::kReserved ? 1 : 0;
     return leases[&entry] == entry.num_leases && lost[&entry] == entry.num_lost;
   };
-  for (const auto& [key, entry] : visible_) {
-    if (!check(*entry)) return Broken(*entry, "number of users");
+  for (const auto& [key, first] : visible_) {
+    for (const Entry* e = first.get(); e != nullptr; e = e->next_copy.get()) {
+      if (!check(*e)) return Broken(*e, "number of users");
+    }
   }
   for (const auto& [pointer, entry] : hidden_) {
     if (!check(*entry)) return Broken(*entry, "number of users");
@@ -136,23 +163,28 @@ absl::Status CacheState::CheckUsers() const {
 
 absl::Status CacheState::CheckTallies() const {
   Tally tally;
-  std::array<uint64_t, kNumTiers> used_bytes{};
-  std::array<uint64_t, kNumTiers> evictable{};
+  tally.tiers.resize(tiers_.size());
+  std::vector<uint64_t> used_bytes(tiers_.size());
+  std::vector<uint64_t> evictable(tiers_.size());
   const auto add = [&](const Entry& entry) {
     Count(entry, 1, &tally);
-    const size_t t = static_cast<size_t>(entry.tier) - 1;
+    const size_t t = IndexOf(entry);
     used_bytes[t] += entry.bytes();
     evictable[t] += entry.evictable() ? 1 : 0;
   };
-  for (const auto& [key, entry] : visible_) add(*entry);
+  for (const auto& [key, first] : visible_) {
+    for (const Entry* e = first.get(); e != nullptr; e = e->next_copy.get()) {
+      add(*e);
+    }
+  }
   for (const auto& [pointer, entry] : hidden_) add(*entry);
   for (const auto& [id, move] : moves_) {
-    const size_t t = static_cast<size_t>(move.to) - 1;
+    const size_t t = IndexOf(move.to, move.device);
     tally.tiers[t].moving_bytes += move.bytes;
     used_bytes[t] += move.bytes;
     if (move.entry->num_holds == 0) return Broken(*move.entry, "moves unheld");
   }
-  for (size_t t = 0; t < kNumTiers; ++t) {
+  for (size_t t = 0; t < tiers_.size(); ++t) {
     const TierTally& a = tally.tiers[t];
     const TierTally& b = tally_.tiers[t];
     if (a.leased_bytes != b.leased_bytes || a.pinned_bytes != b.pinned_bytes ||

@@ -4,14 +4,20 @@
 #include "cache_daemon/core/cache_state.h"
 
 namespace promptcache::daemon {
+namespace {
+
+// What one hold of the lock may drop for copies in the host tier.
+constexpr int kMaxDropsPerMove = 256;
+
+}  // namespace
 
 std::optional<CacheState::Check> CacheState::BeginCheck(const ModuleKey& key,
                                                         uint64_t generation) {
-  Entry* const entry = FindVisible(key);
-  if (entry == nullptr || !entry->resident() ||
-      entry->generation != generation) {
-    return std::nullopt;
+  Entry* entry = FirstCopy(key);
+  while (entry != nullptr && entry->generation != generation) {
+    entry = entry->next_copy.get();
   }
+  if (entry == nullptr || !entry->resident()) return std::nullopt;
   Update(entry, [&] { ++entry->num_holds; });
   return Check{entry, entry->runs, entry->shape.page_bytes};
 }
@@ -45,65 +51,77 @@ void CacheState::QueuePromotion(Entry* entry, Effects* effects) {
   }
   entry->wants_promotion = false;
   entry->promotion_queued = true;
-  promotions_.push_back(entry->key);
+  promotions_[entry->promote_to].push_back(entry->key);
   effects->notify_mover = true;
 }
 
-bool CacheState::NeedsDemotion() const {
+bool CacheState::NeedsDemotion(uint32_t device) const {
   if (!has_host()) return false;
-  const PageAllocator& device = tier(Tier::kDevice).pages();
+  const PageAllocator& pages = device_tier(device).pages();
   uint64_t leaving_bytes = 0;
   for (const auto& [id, move] : moves_) {
-    if (move.to == Tier::kHost) leaving_bytes += move.bytes;
+    if (move.to == Tier::kHost && move.device == device) {
+      leaving_bytes += move.bytes;
+    }
   }
   const uint64_t free_bytes =
-      device.capacity_bytes() - device.used_bytes() + leaving_bytes;
+      pages.capacity_bytes() - pages.used_bytes() + leaving_bytes;
   return static_cast<double>(free_bytes) <
          options_.demote_free_fraction *
-             static_cast<double>(device.capacity_bytes());
+             static_cast<double>(pages.capacity_bytes());
 }
 
-std::optional<MoveTicket> CacheState::BeginMove(absl::Time now,
+std::optional<MoveTicket> CacheState::BeginMove(uint32_t device, absl::Time now,
                                                 Effects* effects) {
   if (!has_host()) return std::nullopt;
-  if (NeedsDemotion()) {
-    Entry* const oldest = tier(Tier::kDevice).Oldest();
-    if (oldest != nullptr) {
-      std::optional<MoveTicket> ticket = Demote(oldest, now, effects);
-      if (ticket.has_value()) return ticket;
+  for (int drops = 0; NeedsDemotion(device); ++drops) {
+    if (drops == kMaxDropsPerMove) {
+      effects->notify_mover = true;
+      return std::nullopt;
     }
+    Entry* const oldest = device_tier(device).Oldest();
+    if (oldest == nullptr) break;
+    if (DropForHostCopy(oldest, now, effects)) continue;
+    std::optional<MoveTicket> ticket = Demote(oldest, now, effects);
+    if (ticket.has_value()) return ticket;
+    break;
   }
-  return BeginPromotion(now, effects);
+  return BeginPromotion(device, now, effects);
 }
 
-std::optional<MoveTicket> CacheState::BeginPromotion(absl::Time now,
+std::optional<MoveTicket> CacheState::BeginPromotion(uint32_t device,
+                                                     absl::Time now,
                                                      Effects* effects) {
-  while (!promotions_.empty()) {
-    const ModuleKey key = promotions_.front();
-    promotions_.pop_front();
-    Entry* const entry = FindVisible(key);
+  std::deque<ModuleKey>& promotions = promotions_[device];
+  while (!promotions.empty()) {
+    const ModuleKey key = promotions.front();
+    promotions.pop_front();
+    Entry* const entry = FindIn(key, Tier::kHost, 0);
     if (entry == nullptr || !entry->promotion_queued) continue;
     entry->promotion_queued = false;
-    if (entry->state != ModuleState::kCommitted || entry->tier != Tier::kHost ||
-        entry->used()) {
+    if (entry->state != ModuleState::kCommitted || entry->used() ||
+        FindIn(key, Tier::kDevice, device) != nullptr) {
       continue;
     }
-    TierState& device = tier(Tier::kDevice);
-    if (device.pages().FreePages(entry->shape.page_bytes) >= entry->num_pages) {
-      return StartMove(entry, Tier::kDevice);
+    TierState& tier = device_tier(device);
+    if (tier.pages().FreePages(entry->shape.page_bytes) >= entry->num_pages) {
+      return StartMove(entry, Tier::kDevice, device);
     }
     // Room is made by demoting what was used longer ago; else it is not worth
     // it until the next hit.
-    Entry* const oldest = device.Oldest();
+    Entry* const oldest = tier.Oldest();
     if (oldest == nullptr || oldest->last_use_time >= entry->last_use_time) {
       continue;
     }
     entry->promotion_queued = true;
-    promotions_.push_front(key);
+    promotions.push_front(key);
+    if (DropForHostCopy(oldest, now, effects)) continue;
     std::optional<MoveTicket> ticket = Demote(oldest, now, effects);
     if (ticket.has_value()) return ticket;
-    promotions_.pop_front();
-    if (Entry* same = FindVisible(key)) same->promotion_queued = false;
+    promotions.pop_front();
+    if (Entry* same = FindIn(key, Tier::kHost, 0)) {
+      same->promotion_queued = false;
+    }
   }
   return std::nullopt;
 }
@@ -111,18 +129,41 @@ std::optional<MoveTicket> CacheState::BeginPromotion(absl::Time now,
 std::optional<MoveTicket> CacheState::Demote(Entry* entry, absl::Time now,
                                              Effects* effects) {
   const ModuleKey key = entry->key;
-  if (!MakeRoom(Tier::kHost, entry->num_pages, entry->shape.page_bytes, now,
-                effects)) {
+  const uint32_t device = entry->device;
+  if (!MakeRoom(Tier::kHost, /*device=*/0, entry->num_pages,
+                entry->shape.page_bytes, now, effects)) {
     return std::nullopt;
   }
   // Making room also lets expire what is due: perhaps this one.
-  if (FindVisible(key) != entry) return std::nullopt;
-  return StartMove(entry, Tier::kHost);
+  if (FindIn(key, Tier::kDevice, device) != entry) return std::nullopt;
+  return StartMove(entry, Tier::kHost, device);
 }
 
-std::optional<MoveTicket> CacheState::StartMove(Entry* entry, Tier to) {
-  std::optional<PageAllocator::Allocation> pages = tier(to).pages().Allocate(
-      entry->num_pages, entry->shape.page_bytes, entry->domain_hash, entry);
+bool CacheState::DropForHostCopy(Entry* entry, absl::Time now,
+                                 Effects* effects) {
+  Entry* const in_host = FindIn(entry->key, Tier::kHost, 0);
+  if (in_host == nullptr) return false;
+  // It stays there for all, whoever was to have it.
+  if (in_host->state == ModuleState::kMoving) in_host->move_cancelled = true;
+  Update(in_host, [&] {
+    in_host->pinned = in_host->pinned || entry->pinned;
+    in_host->hits += entry->hits;
+    in_host->last_use_time =
+        std::max(in_host->last_use_time, entry->last_use_time);
+    in_host->expire_time = std::max(in_host->expire_time, entry->expire_time);
+  });
+  ++counters_.demotions;
+  Emit(CacheEvent::Kind::kMoved, *in_host, now, effects);
+  MoveToHidden(entry);
+  Update(entry, [&] { entry->hidden = true; });
+  return true;
+}
+
+std::optional<MoveTicket> CacheState::StartMove(Entry* entry, Tier to,
+                                                uint32_t device) {
+  std::optional<PageAllocator::Allocation> pages =
+      tiers_[IndexOf(to, device)]->pages().Allocate(
+          entry->num_pages, entry->shape.page_bytes, entry->domain_hash, entry);
   if (!pages.has_value()) return std::nullopt;
   Update(entry, [&] {
     entry->state = ModuleState::kMoving;
@@ -131,13 +172,14 @@ std::optional<MoveTicket> CacheState::StartMove(Entry* entry, Tier to) {
   });
   const uint64_t id = next_id_++;
   Move& move = moves_[id];
-  move = {entry, to, std::move(pages->runs), entry->bytes()};
-  tally_.tiers[static_cast<size_t>(to) - 1].moving_bytes += move.bytes;
+  move = {entry, to, device, std::move(pages->runs), entry->bytes()};
+  tally_.tiers[IndexOf(to, device)].moving_bytes += move.bytes;
   MoveTicket ticket;
   ticket.id = id;
   ticket.key = entry->key;
   ticket.from = entry->tier;
   ticket.to = to;
+  ticket.device = device;
   ticket.page_bytes = entry->shape.page_bytes;
   ticket.source = entry->runs;
   ticket.destination = move.destination;
@@ -152,9 +194,11 @@ void CacheState::EndMove(const MoveTicket& ticket,
   if (it == moves_.end()) return;
   const Move move = std::move(it->second);
   moves_.erase(it);
-  tally_.tiers[static_cast<size_t>(move.to) - 1].moving_bytes -= move.bytes;
+  const size_t to = IndexOf(move.to, move.device);
+  tally_.tiers[to].moving_bytes -= move.bytes;
 
   Entry* const entry = move.entry;
+  Entry* const same = FindIn(entry->key, move.to, move.device);
   const bool good = !sums.ok() || std::ranges::equal(*sums, entry->page_sums);
   // Not copied; somebody reads the source, has read it since; or it is no
   // answer any more.
@@ -162,8 +206,8 @@ void CacheState::EndMove(const MoveTicket& ticket,
       !sums.ok() || !good || entry->hidden || entry->move_cancelled ||
       entry->num_leases + entry->num_lost > 0 || entry->num_holds > 1;
   if (!good) ++counters_.checksum_mismatches;
-  if (stays) {
-    tier(move.to).pages().Free(move.destination);
+  if (stays || same != nullptr) {
+    tiers_[to]->pages().Free(move.destination);
     if (!good && !entry->hidden) {
       Update(entry, [&] { entry->state = ModuleState::kCommitted; });
       HideCorrupt(entry, now, effects);
@@ -174,13 +218,16 @@ void CacheState::EndMove(const MoveTicket& ticket,
       entry->state = ModuleState::kCommitted;
       --entry->num_holds;
     });
+    // Another device's copy was sooner.
+    if (!stays && move.to == Tier::kHost) DropForHostCopy(entry, now, effects);
     return;
   }
   pool_->Stamp(entry->runs, 0);
   Update(entry, [&] {
-    tier(entry->tier).pages().Free(entry->runs);
+    TierOf(*entry).pages().Free(entry->runs);
     entry->runs = move.destination;
     entry->tier = move.to;
+    entry->device = move.to == Tier::kDevice ? move.device : 0;
     entry->generation = NextGeneration();
     pool_->Stamp(entry->runs, entry->generation);
     entry->state = ModuleState::kCommitted;

@@ -13,10 +13,15 @@ absl::StatusOr<SessionId> CacheState::OpenSession(ModuleCache::SessionArgs args,
         absl::StrCat("a page of ", shape.page_bytes, " bytes and ",
                      shape.page_tokens, " tokens"));
   }
-  if (tier(Tier::kDevice).pages().TotalPages(shape.page_bytes) == 0) {
+  if (args.device >= pool_->num_devices()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "device ", args.device, " of ", pool_->num_devices(), " devices"));
+  }
+  const PageAllocator& pages = device_tier(args.device).pages();
+  if (pages.TotalPages(shape.page_bytes) == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a page of ", shape.page_bytes, " bytes fits no segment of ",
-        pool_->segment_bytes(0), " bytes"));
+        pool_->segment_bytes(pages.first_segment()), " bytes"));
   }
   const ProcessId process = args.process;
   if (dead_.contains(process)) {
@@ -138,6 +143,7 @@ void CacheState::LoseReservation(Entry* entry, absl::Time now,
     heir->isolation_domain = entry->isolation_domain;
     heir->domain_hash = entry->domain_hash;
     heir->shape = entry->shape;
+    heir->device = entry->device;
     heir->num_pages = entry->num_pages;
     heir->reservation = std::make_unique<Reservation>();
     heir->reservation->reason = reason;

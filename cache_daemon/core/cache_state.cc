@@ -17,17 +17,22 @@ CacheState::CacheState(const ModuleCache::Options& options,
     : options_(options),
       pool_(pool),
       known_(options.max_known_modules),
+      promotions_(pool->num_devices()),
+      tier_counters_(pool->num_devices() + 1),
       next_generation_(options.first_generation) {
-  for (Tier t : {Tier::kDevice, Tier::kHost}) {
-    tiers_[static_cast<size_t>(t) - 1] =
-        std::make_unique<TierState>(pool, t, options.lru_tie_window);
+  for (uint32_t i = 0; i < pool->num_devices(); ++i) {
+    tiers_.push_back(std::make_unique<TierState>(pool, Tier::kDevice, i,
+                                                 options.lru_tie_window));
   }
+  tiers_.push_back(std::make_unique<TierState>(pool, Tier::kHost, /*device=*/0,
+                                               options.lru_tie_window));
+  tally_.tiers.resize(tiers_.size());
 }
 
 CacheState::~CacheState() = default;
 
-void CacheState::Count(const Entry& entry, uint64_t sign, Tally* tally) {
-  TierTally& tier = tally->tiers[static_cast<size_t>(entry.tier) - 1];
+void CacheState::Count(const Entry& entry, uint64_t sign, Tally* tally) const {
+  TierTally& tier = tally->tiers[IndexOf(entry)];
   tier.modules[static_cast<size_t>(entry.state)] += sign;
   const uint64_t bytes = sign * entry.bytes();
   switch (entry.state) {
@@ -52,7 +57,7 @@ void CacheState::Count(const Entry& entry, uint64_t sign, Tally* tally) {
 
 void CacheState::Update(Entry* entry, absl::FunctionRef<void()> fn) {
   Count(*entry, ~uint64_t{0}, &tally_);
-  if (entry->in_lru) tier(entry->tier).LruRemove(entry);
+  if (entry->in_lru) TierOf(*entry).LruRemove(entry);
   fn();
   if (entry->hidden) {
     if (!entry->used()) {
@@ -64,25 +69,69 @@ void CacheState::Update(Entry* entry, absl::FunctionRef<void()> fn) {
                        : ModuleState::kEvicted;
   }
   Count(*entry, 1, &tally_);
-  if (entry->evictable()) tier(entry->tier).LruAdd(entry);
+  if (entry->evictable()) TierOf(*entry).LruAdd(entry);
 }
 
-Entry* CacheState::FindVisible(const ModuleKey& key) const {
+Entry* CacheState::FirstCopy(const ModuleKey& key) const {
   const auto it = visible_.find(key);
   return it == visible_.end() ? nullptr : it->second.get();
+}
+
+Entry* CacheState::FindIn(const ModuleKey& key, Tier tier,
+                          uint32_t device) const {
+  Entry* entry = FirstCopy(key);
+  while (entry != nullptr &&
+         (entry->tier != tier ||
+          (tier == Tier::kDevice && entry->device != device))) {
+    entry = entry->next_copy.get();
+  }
+  return entry;
+}
+
+Entry* CacheState::AnswerAmong(Entry* first_copy, uint32_t device) {
+  Entry* in_host = nullptr;
+  for (Entry* entry = first_copy; entry != nullptr;
+       entry = entry->next_copy.get()) {
+    if (entry->tier == Tier::kHost) {
+      in_host = entry;
+    } else if (entry->device == device) {
+      return entry;
+    }
+  }
+  return in_host;
+}
+
+bool CacheState::AnyResident(const ModuleKey& key) const {
+  const Entry* entry = FirstCopy(key);
+  while (entry != nullptr && !entry->resident()) entry = entry->next_copy.get();
+  return entry != nullptr;
+}
+
+bool CacheState::AnyPinned(const ModuleKey& key) const {
+  const Entry* entry = FirstCopy(key);
+  while (entry != nullptr && !entry->pinned) entry = entry->next_copy.get();
+  return entry != nullptr;
+}
+
+std::vector<Entry*> CacheState::ResidentCopies(const ModuleKey& key) const {
+  std::vector<Entry*> copies;
+  for (Entry* entry = FirstCopy(key); entry != nullptr;
+       entry = entry->next_copy.get()) {
+    if (entry->resident()) copies.push_back(entry);
+  }
+  return copies;
 }
 
 Entry* CacheState::AddReserved(std::unique_ptr<Entry> entry, absl::Time now,
                                Effects* effects) {
   Entry* const e = entry.get();
-  if (!MakeRoom(Tier::kDevice, e->num_pages, e->shape.page_bytes, now,
-                effects)) {
+  if (!MakeRoom(Tier::kDevice, e->device, e->num_pages, e->shape.page_bytes,
+                now, effects)) {
     return nullptr;
   }
   std::optional<PageAllocator::Allocation> pages =
-      tier(Tier::kDevice)
-          .pages()
-          .Allocate(e->num_pages, e->shape.page_bytes, e->domain_hash, e);
+      device_tier(e->device).pages().Allocate(e->num_pages, e->shape.page_bytes,
+                                              e->domain_hash, e);
   CHECK(pages.has_value());
   e->runs = std::move(pages->runs);
   e->tier = Tier::kDevice;
@@ -95,10 +144,13 @@ Entry* CacheState::AddReserved(std::unique_ptr<Entry> entry, absl::Time now,
     effects->zero_holds.push_back(e);
     ++e->num_holds;
   }
-  ordered_.insert(e->key);
-  visible_[e->key] = std::move(entry);
+  std::unique_ptr<Entry>& first = visible_[e->key];
+  if (first == nullptr) ordered_.insert(e->key);
+  entry->next_copy = std::move(first);
+  first = std::move(entry);
+  ++num_visible_;
   Count(*e, 1, &tally_);
-  if (NeedsDemotion()) effects->notify_mover = true;
+  if (NeedsDemotion(e->device)) effects->notify_mover = true;
   return e;
 }
 
@@ -113,8 +165,7 @@ void CacheState::Hide(Entry* entry, EvictReason reason, absl::Time now,
   info.absence = reason == EvictReason::kExpired   ? MissReason::kExpired
                  : reason == EvictReason::kCorrupt ? MissReason::kCorrupt
                                                    : MissReason::kEvicted;
-  known_.Add(std::move(info));
-  TierCounters& of_tier = tier_counters_[static_cast<size_t>(entry->tier) - 1];
+  TierCounters& of_tier = tier_counters_[IndexOf(*entry)];
   for (Counted* counted : {&counters_.evictions[static_cast<size_t>(reason)],
                            &of_tier.evictions[static_cast<size_t>(reason)]}) {
     ++counted->count;
@@ -129,6 +180,7 @@ void CacheState::Hide(Entry* entry, EvictReason reason, absl::Time now,
     effects->events.push_back(std::move(event));
   }
   MoveToHidden(entry);
+  if (!AnyResident(entry->key)) known_.Add(std::move(info));
   Update(entry, [&] {
     entry->hidden = true;
     entry->pinned = false;
@@ -154,25 +206,33 @@ void CacheState::HideReserved(Entry* entry, bool lost) {
 }
 
 void CacheState::MoveToHidden(Entry* entry) {
-  const auto it = visible_.find(entry->key);
-  CHECK(it != visible_.end() && it->second.get() == entry);
-  hidden_[entry] = std::move(it->second);
-  visible_.erase(it);
+  const auto first = visible_.find(entry->key);
+  CHECK(first != visible_.end());
+  std::unique_ptr<Entry>* link = &first->second;
+  while (link->get() != entry) link = &(*link)->next_copy;
+  std::unique_ptr<Entry> next = std::move(entry->next_copy);
+  hidden_[entry] = std::move(*link);
+  *link = std::move(next);
+  --num_visible_;
+  if (first->second != nullptr) return;
+  visible_.erase(first);
   ordered_.erase(entry->key);
 }
 
 void CacheState::Free(Entry* entry) {
   pool_->Stamp(entry->runs, 0);
-  tier(entry->tier).pages().Free(entry->runs);
+  TierOf(*entry).pages().Free(entry->runs);
   hidden_.erase(entry);
 }
 
-bool CacheState::MakeRoom(Tier t, uint64_t num_pages, uint64_t page_bytes,
-                          absl::Time now, Effects* effects) {
-  TierState& state = tier(t);
+bool CacheState::MakeRoom(Tier tier, uint32_t device, uint64_t num_pages,
+                          uint64_t page_bytes, absl::Time now,
+                          Effects* effects) {
+  TierState& state = *tiers_[IndexOf(tier, device)];
   if (state.pages().FreePages(page_bytes) >= num_pages) return true;
   ExpireDue(kExpireBeforeEviction, now, effects);
   return state.MakeRoom(num_pages, page_bytes, [&](Entry* entry) {
+    if (tier == Tier::kDevice && DropForHostCopy(entry, now, effects)) return;
     Hide(entry, EvictReason::kCapacity, now, effects);
   });
 }
@@ -181,12 +241,14 @@ void CacheState::ScheduleExpiry(Entry* entry) {
   if (entry->expire_time == absl::InfiniteFuture()) return;
   expiries_.push({entry->expire_time, entry->key, entry->serial});
   // What was evicted since still has its element: rebuild when they are most.
-  if (expiries_.size() < 2 * visible_.size() + 1024) return;
+  if (expiries_.size() < 2 * num_visible_ + 1024) return;
   std::vector<Expiry> live;
-  live.reserve(visible_.size());
-  for (const auto& [key, e] : visible_) {
-    if (e->resident() && e->expire_time != absl::InfiniteFuture()) {
-      live.push_back({e->expire_time, key, e->serial});
+  live.reserve(num_visible_);
+  for (const auto& [key, first] : visible_) {
+    for (const Entry* e = first.get(); e != nullptr; e = e->next_copy.get()) {
+      if (e->resident() && e->expire_time != absl::InfiniteFuture()) {
+        live.push_back({e->expire_time, key, e->serial});
+      }
     }
   }
   expiries_ = decltype(expiries_)(std::greater<>(), std::move(live));
@@ -203,8 +265,11 @@ bool CacheState::ExpireDue(size_t max, absl::Time now, Effects* effects) {
     if (expiries_.empty() || expiries_.top().time > now) return false;
     const Expiry due = expiries_.top();
     expiries_.pop();
-    Entry* entry = FindVisible(due.key);
-    if (entry == nullptr || entry->serial != due.serial) continue;
+    Entry* entry = FirstCopy(due.key);
+    while (entry != nullptr && entry->serial != due.serial) {
+      entry = entry->next_copy.get();
+    }
+    if (entry == nullptr) continue;
     if (ExpiredNow(*entry, now)) {
       Hide(entry, EvictReason::kExpired, now, effects);
       continue;
@@ -227,6 +292,9 @@ CacheEvent CacheState::MakeEvent(CacheEvent::Kind kind, const Entry& entry,
   event.schema = entry.metadata.schema;
   event.path = entry.metadata.path;
   event.tier = entry.tier;
+  if (entry.tier == Tier::kDevice && pool_->on_gpu()) {
+    event.device_uuid = pool_->device_info(entry.device).uuid;
+  }
   event.bytes = entry.bytes();
   return event;
 }

@@ -91,7 +91,8 @@ class CacheState {
   bool EndCheck(const Check& check,
                 const absl::StatusOr<std::vector<uint64_t>>& sums,
                 absl::Time now, Effects* effects);
-  std::optional<MoveTicket> BeginMove(absl::Time now, Effects* effects);
+  std::optional<MoveTicket> BeginMove(uint32_t device, absl::Time now,
+                                      Effects* effects);
   void EndMove(const MoveTicket& ticket,
                const absl::StatusOr<std::vector<uint64_t>>& sums,
                absl::Time now, Effects* effects);
@@ -147,6 +148,7 @@ class CacheState {
   struct Move {
     Entry* entry = nullptr;
     Tier to = Tier::kNone;
+    uint32_t device = 0;  // whose tier it leaves or enters
     PageRuns destination;
     uint64_t bytes = 0;
   };
@@ -159,7 +161,7 @@ class CacheState {
     std::array<uint64_t, kNumModuleStates> modules{};
   };
   struct Tally {
-    std::array<TierTally, kNumTiers> tiers{};
+    std::vector<TierTally> tiers;  // as tiers_
   };
   struct TierCounters {
     Counted hits;
@@ -180,8 +182,15 @@ class CacheState {
   // list, calls `fn`, puts it back as it is now, or frees it when it is hidden
   // and nobody uses it any more (then it must not be used afterwards).
   void Update(Entry* entry, absl::FunctionRef<void()> fn);
-  static void Count(const Entry& entry, uint64_t sign, Tally* tally);
-  Entry* FindVisible(const ModuleKey& key) const;
+  void Count(const Entry& entry, uint64_t sign, Tally* tally) const;
+  // The visible copies of a key, one after another (next_copy).
+  Entry* FirstCopy(const ModuleKey& key) const;
+  Entry* FindIn(const ModuleKey& key, Tier tier, uint32_t device) const;
+  // What answers a session of that device: its own copy, else the host's.
+  static Entry* AnswerAmong(Entry* first_copy, uint32_t device);
+  bool AnyResident(const ModuleKey& key) const;
+  bool AnyPinned(const ModuleKey& key) const;
+  std::vector<Entry*> ResidentCopies(const ModuleKey& key) const;
   // Gives a RESERVED entry pages and makes it visible; nullptr without memory.
   Entry* AddReserved(std::unique_ptr<Entry> entry, absl::Time now,
                      Effects* effects);
@@ -192,22 +201,31 @@ class CacheState {
   void HideReserved(Entry* entry, bool lost);
   void MoveToHidden(Entry* entry);
   void Free(Entry* entry);
-  bool MakeRoom(Tier tier, uint64_t num_pages, uint64_t page_bytes,
-                absl::Time now, Effects* effects);
+  bool MakeRoom(Tier tier, uint32_t device, uint64_t num_pages,
+                uint64_t page_bytes, absl::Time now, Effects* effects);
   void ScheduleExpiry(Entry* entry);
   // COMMITTED, visible and past its time.
   bool ExpiredNow(const Entry& entry, absl::Time now) const;
   CacheEvent MakeEvent(CacheEvent::Kind kind, const Entry& entry,
                        absl::Time now) const;
+  // Of all copies of its key.
+  ModuleInfo InfoOf(const Entry& first_copy) const;
   void Emit(CacheEvent::Kind kind, const Entry& entry, absl::Time now,
             Effects* effects) const;
-  TierState& tier(Tier t) { return *tiers_[static_cast<size_t>(t) - 1]; }
-  const TierState& tier(Tier t) const {
-    return *tiers_[static_cast<size_t>(t) - 1];
+  // In tiers_: the devices' in their order, then the host's.
+  size_t IndexOf(Tier tier, uint32_t device) const {
+    return tier == Tier::kDevice ? device : tiers_.size() - 1;
   }
-  bool has_host() const {
-    return tier(Tier::kHost).pages().capacity_bytes() > 0;
+  size_t IndexOf(const Entry& entry) const {
+    return IndexOf(entry.tier, entry.device);
   }
+  TierState& TierOf(const Entry& entry) { return *tiers_[IndexOf(entry)]; }
+  TierState& device_tier(uint32_t device) { return *tiers_[device]; }
+  const TierState& device_tier(uint32_t device) const {
+    return *tiers_[device];
+  }
+  const TierState& host_tier() const { return *tiers_.back(); }
+  bool has_host() const { return host_tier().pages().capacity_bytes() > 0; }
   uint64_t NextGeneration() { return next_generation_++; }
 
   // cache_acquire.cc
@@ -229,12 +247,15 @@ class CacheState {
                      Effects* effects);
   void AnswerMissing(Asked* asked, size_t index, absl::Time now,
                      Effects* effects);
-  void ExplainMiss(const Asked& asked, size_t index);
-  void CountLookup(const AcquiredModule& module, uint32_t num_tokens);
+  // `first_copy`: of those on other devices.
+  void ExplainMiss(const Asked& asked, size_t index, const Entry* first_copy);
+  // `device`: of the session.
+  void CountLookup(const AcquiredModule& module, uint32_t device,
+                   uint32_t num_tokens);
   // The one lease of an Acquire, made when it is first needed.
   LeaseId LeaseOf(Asked* asked);
-  // Leases the entry; the caller adds it to the lease.
-  void Hit(Entry* entry, bool want_page_sums, absl::Time now,
+  // Leases the entry to a session of `device`; the caller adds it to the lease.
+  void Hit(Entry* entry, uint32_t device, bool want_page_sums, absl::Time now,
            AcquiredModule* out);
   static void ShowReservation(const Entry& entry, AcquiredModule* out);
   void CommitOne(SessionId session, const CommitModule& module, absl::Time now,
@@ -264,14 +285,25 @@ class CacheState {
   // cache_moves.cc
   // After the last lease of a host module that was hit.
   void QueuePromotion(Entry* entry, Effects* effects);
-  bool NeedsDemotion() const;
-  std::optional<MoveTicket> BeginPromotion(absl::Time now, Effects* effects);
+  bool NeedsDemotion(uint32_t device) const;
+  std::optional<MoveTicket> BeginPromotion(uint32_t device, absl::Time now,
+                                           Effects* effects);
   std::optional<MoveTicket> Demote(Entry* entry, absl::Time now,
                                    Effects* effects);
-  std::optional<MoveTicket> StartMove(Entry* entry, Tier to);
+  // `device`: whose tier it leaves or enters.
+  std::optional<MoveTicket> StartMove(Entry* entry, Tier to, uint32_t device);
+  // A demotion without a copy, when the host tier has the same key: nobody uses
+  // the entry, and it goes. False: the host has it not.
+  bool DropForHostCopy(Entry* entry, absl::Time now, Effects* effects);
   void HideCorrupt(Entry* entry, absl::Time now, Effects* effects);
 
+  // cache_admin.cc
+  static uint64_t UnpinnedBytes(const std::vector<Entry*>& copies);
+  void SetKnownPolicy(const ModuleKey& key, const CachePolicy& policy,
+                      PolicyResult* result);
+
   // cache_invariants.cc
+  absl::Status CheckCopies(const ModuleKey& key) const;
   absl::Status CheckEntry(const Entry& entry, bool visible) const;
   absl::Status CheckUsers() const;
   absl::Status CheckTallies() const;
@@ -279,8 +311,10 @@ class CacheState {
   const ModuleCache::Options options_;
   const PagePool* const pool_;
 
-  std::array<std::unique_ptr<TierState>, kNumTiers> tiers_;
+  std::vector<std::unique_ptr<TierState>> tiers_;
+  // The first copy of each key; the others hang on it.
   absl::flat_hash_map<ModuleKey, std::unique_ptr<Entry>> visible_;
+  size_t num_visible_ = 0;  // copies
   absl::flat_hash_map<const Entry*, std::unique_ptr<Entry>> hidden_;
   absl::btree_set<ModuleKey> ordered_;  // keys of visible_
   KnownModules known_;
@@ -292,12 +326,12 @@ class CacheState {
   absl::flat_hash_set<ProcessId> dead_;  // eight bytes a process that came
 
   absl::flat_hash_map<uint64_t, Move> moves_;
-  std::deque<ModuleKey> promotions_;
+  std::vector<std::deque<ModuleKey>> promotions_;  // to each device
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_;
 
   Tally tally_;
-  CacheStats counters_;  // its counters only
-  std::array<TierCounters, kNumTiers> tier_counters_{};
+  CacheStats counters_;                      // its counters only
+  std::vector<TierCounters> tier_counters_;  // as tiers_
   uint64_t next_id_ = 1;
   uint64_t next_generation_;
 };

@@ -32,8 +32,8 @@ struct Reservation {
   std::vector<Waiter> waiters;  // first come, first served
 };
 
-// One module's KV in the daemon: ModuleCache has the states. Changed only
-// inside CacheState::Update, which keeps counters and lists true.
+// One module's KV in one tier: ModuleCache has the states. Changed only inside
+// CacheState::Update, which keeps counters and lists true.
 struct Entry : PageOwner {
   ModuleKey key;
   ModuleMetadata metadata;
@@ -47,6 +47,7 @@ struct Entry : PageOwner {
   bool corrupt = false;
   bool pinned = false;
   Tier tier = Tier::kNone;
+  uint32_t device = 0;  // whose tier it is; 0 in the host tier
   uint64_t generation = 0;
   uint64_t num_pages = 0;
   PageRuns runs;
@@ -60,12 +61,16 @@ struct Entry : PageOwner {
   bool move_cancelled = false;   // hit while MOVING
   bool wants_promotion = false;  // hit in the host tier
   bool promotion_queued = false;
+  uint32_t promote_to = 0;  // the device that hit it last
 
   absl::Time commit_time = absl::InfinitePast();
   absl::Time last_use_time = absl::InfinitePast();
   absl::Time expire_time = absl::InfiniteFuture();
   absl::Duration ttl = absl::InfiniteDuration();
   uint64_t hits = 0;
+
+  // The next copy of the same key, of those that are visible.
+  std::unique_ptr<Entry> next_copy;
 
   // LruList's.
   Entry* lru_prev = nullptr;

@@ -360,13 +360,13 @@ void ModuleCache::AddKnown(const ModuleInfo& module,
   state_->AddKnown(module, parts);
 }
 
-std::optional<MoveTicket> ModuleCache::BeginMove() {
+std::optional<MoveTicket> ModuleCache::BeginMove(uint32_t device) {
   Effects effects = NewEffects();
   const absl::Time now = clock_->Now();
   std::optional<MoveTicket> ticket;
   {
     MutexLock lock(&mu_);
-    ticket = state_->BeginMove(now, &effects);
+    ticket = state_->BeginMove(device, now, &effects);
   }
   Perform(std::move(effects));
   return ticket;

@@ -26,7 +26,9 @@ namespace promptcache::daemon {
 class CacheState;
 struct Effects;
 
-// Every module that the node has KV of, and who may read or write it.
+// Every module that the node has KV of, and who may read or write it. It may
+// have copies: one in the tier of each device, one in the host tier. A session
+// sees its own device's and the host's.
 //
 //   RESERVED --Commit--> COMMITTED(tier) <--> MOVING
 //      |                    |
@@ -34,7 +36,9 @@ struct Effects;
 //      v                    v
 //   QUARANTINED          EVICTED (only while somebody still reads) --> gone
 //
-// * A key has at most one visible module, RESERVED, COMMITTED or MOVING. What
+// * A key has at most one visible copy in a tier, RESERVED, COMMITTED or
+//   MOVING, and a session is answered with its own device's before the host's.
+//   What
 //   is hidden (evicted or found corrupt while in use, aborted by a lost
 //   session) is no answer to anybody; its pages go back with its last user.
 // * Users are leases, moves and checks in progress, and *lost* users: what a
@@ -91,13 +95,15 @@ class ModuleCache {
     std::string worker_id;
     std::string model;
     PageShape shape;
+    uint32_t device = 0;  // that the worker computes on, of PagePool
     // Of ProcessWatcher. 0: a caller in this process, whose holds end with its
     // sessions.
     ProcessId process{};
     ResolvedFn on_resolved;
   };
   // InvalidArgument for a page that does not fit a segment or has no whole
-  // number of words. Aborted when the process died meanwhile.
+  // number of words, or a device that is not there. Aborted when the process
+  // died meanwhile.
   absl::StatusOr<SessionId> OpenSession(SessionArgs args)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The one path of a session's end, whatever the reason (`why` is for the
@@ -137,7 +143,7 @@ class ModuleCache {
   void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
                  uint64_t fresh_tokens) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // ---- operators ----------------------------------------------------------
+  // ---- operators: of all copies of a key -----------------------------------
 
   CacheStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -151,8 +157,9 @@ class ModuleCache {
   // Pinned modules too. Reservations stay.
   absl::StatusOr<EvictResult> Evict(const ModuleFilter& filter)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Pins what is resident and the budget still has room for, in the order of
-  // keys. Unpins what is known, too: it would come back pinned.
+  // Pins what is resident and the budget still has room for, all copies of a
+  // key or none, in the order of keys. Unpins what is known, too: it would come
+  // back pinned.
   absl::StatusOr<PinResult> Pin(const ModuleFilter& filter, bool pin)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Replaces the policies of modules, resident or known; others are ignored.
@@ -173,7 +180,11 @@ class ModuleCache {
 
   // ---- movers -------------------------------------------------------------
 
-  std::optional<MoveTicket> BeginMove() ABSL_LOCKS_EXCLUDED(mu_);
+  // The next move to or from that device's tier. Moves of several devices may
+  // be under way at once. Leaving a device's tier for the host's needs no copy
+  // where the host has one: it is dropped here, and counts as a demotion.
+  std::optional<MoveTicket> BeginMove(uint32_t device = 0)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // `copied_sums`: what PagePool::Copy gave. A mismatch hides the module as
   // corrupt. A module that was hit meanwhile stays where it was, and so does
   // one that could not be copied.

@@ -14,21 +14,31 @@ Mover::Mover(ModuleCache* cache, WorkSignal* signal, const Options& options)
 Mover::~Mover() { Stop(); }
 
 void Mover::Start() {
-  if (thread_.joinable()) return;
+  if (!threads_.empty()) return;
   stop_.store(false);
-  thread_ = std::thread([this] { Run(); });
+  for (uint32_t i = 0; i < cache_->pool().num_devices(); ++i) {
+    threads_.emplace_back([this, i] { Run(i); });
+  }
 }
 
 void Mover::Stop() {
-  if (!thread_.joinable()) return;
   stop_.store(true);
   signal_->Notify();
-  thread_.join();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 bool Mover::RunOnce() {
+  bool moved = false;
+  for (uint32_t i = 0; i < cache_->pool().num_devices(); ++i) {
+    moved = RunOnce(i) || moved;
+  }
+  return moved;
+}
+
+bool Mover::RunOnce(uint32_t device) {
   cache_->ExpireDue();
-  const std::optional<MoveTicket> ticket = cache_->BeginMove();
+  const std::optional<MoveTicket> ticket = cache_->BeginMove(device);
   if (!ticket.has_value()) return false;
   const absl::StatusOr<std::vector<uint64_t>> sums = cache_->pool().Copy(
       ticket->source, ticket->destination, ticket->page_bytes);
@@ -38,9 +48,10 @@ bool Mover::RunOnce() {
   return sums.ok();
 }
 
-void Mover::Run() {
+void Mover::Run(uint32_t device) {
+  uint64_t seen = 0;
   while (!stop_.load()) {
-    if (!RunOnce()) signal_->Wait(options_.tick);
+    if (!RunOnce(device)) seen = signal_->Wait(seen, options_.tick);
   }
 }
 

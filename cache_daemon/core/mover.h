@@ -1,8 +1,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "cache_daemon/core/module_cache.h"
@@ -12,8 +14,9 @@ namespace promptcache::daemon {
 
 // Moves modules between tiers and lets them expire: takes decisions from the
 // cache, copies without a lock, records the result there.
-// Runs on a thread of its own between Start and Stop (or destruction); tests
-// call RunOnce instead. Thread-compatible otherwise.
+// Runs on a thread for each device between Start and Stop (or destruction), so
+// that no GPU waits for another's copies; tests call RunOnce instead.
+// Thread-compatible otherwise.
 class Mover {
  public:
   struct Options {
@@ -28,17 +31,19 @@ class Mover {
 
   void Start();
   void Stop();
-  // One expiry pass and at most one move; false when there was no move to make.
+  // One expiry pass and at most one move of each device; false when there was
+  // no move to make.
   bool RunOnce();
 
  private:
-  void Run();
+  bool RunOnce(uint32_t device);
+  void Run(uint32_t device);
 
   ModuleCache* const cache_;
   WorkSignal* const signal_;
   const Options options_;
   std::atomic<bool> stop_{false};
-  std::thread thread_;
+  std::vector<std::thread> threads_;  // one a device
 };
 
 }  // namespace promptcache::daemon

@@ -13,13 +13,16 @@ constexpr uint64_t kMixedDomain = 1;
 
 }  // namespace
 
-PageAllocator::PageAllocator(const PagePool* pool, Tier tier) : pool_(pool) {
-  while (first_segment_ < pool->num_segments() &&
-         pool->tier(first_segment_) != tier) {
+PageAllocator::PageAllocator(const PagePool* pool, Tier tier, uint32_t device)
+    : pool_(pool) {
+  const auto in_tier = [&](uint32_t segment) {
+    return pool->tier(segment) == tier && pool->device(segment) == device;
+  };
+  while (first_segment_ < pool->num_segments() && !in_tier(first_segment_)) {
     ++first_segment_;
   }
-  for (uint32_t i = first_segment_;
-       i < pool->num_segments() && pool->tier(i) == tier; ++i) {
+  for (uint32_t i = first_segment_; i < pool->num_segments() && in_tier(i);
+       ++i) {
     segments_.push_back({.bytes = pool->segment_bytes(i)});
     capacity_bytes_ += pool->segment_bytes(i);
     empty_.insert(i);

@@ -35,8 +35,8 @@ struct PageOwner {};
 // Thread-compatible. Touches no page's bytes.
 class PageAllocator {
  public:
-  // `pool` must outlive it.
-  PageAllocator(const PagePool* pool, Tier tier);
+  // `pool` must outlive it. `device`: as for PagePool.
+  PageAllocator(const PagePool* pool, Tier tier, uint32_t device = 0);
   PageAllocator(const PageAllocator&) = delete;
   PageAllocator& operator=(const PageAllocator&) = delete;
 

@@ -80,7 +80,13 @@ absl::Status PagePool::Options::Validate() const {
         absl::StrCat("min_page_bytes ", min_page_bytes,
                      " is not between 1 and segment_bytes"));
   }
-  if (device == nullptr || !device->is_cuda()) return absl::OkStatus();
+  for (const gpu::Device* device : devices) {
+    if (device->is_cuda() != devices.front()->is_cuda()) {
+      return absl::InvalidArgumentError(
+          "device tiers are all on GPUs or all on the CPU");
+    }
+  }
+  if (devices.empty() || !devices.front()->is_cuda()) return absl::OkStatus();
   if (device_bytes < kGpuGranularityBytes ||
       segment_bytes % kGpuGranularityBytes != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -88,39 +94,48 @@ absl::Status PagePool::Options::Validate() const {
         " and device_bytes at least that, not ", segment_bytes, " and ",
         device_bytes));
   }
-  for (const gpu::HandleKind kind : handles) {
-    if (kind == gpu::HandleKind::kMemfd || !device->CanImport(kind)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          device->info().uuid, " cannot export memory by handles of kind ",
-          ToAbsl(gpu::HandleKindName(kind))));
+  for (const gpu::Device* device : devices) {
+    for (const gpu::HandleKind kind : handles) {
+      if (kind == gpu::HandleKind::kMemfd || !device->CanImport(kind)) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            device->info().uuid, " cannot export memory by handles of kind ",
+            ToAbsl(gpu::HandleKindName(kind))));
+      }
     }
   }
   return absl::OkStatus();
 }
 
 absl::Status PagePool::AddTier(const char* name, uint64_t tier_bytes,
-                               const Options& options, Tier tier) {
-  const bool on_gpu = device_->is_cuda() && tier == Tier::kDevice;
+                               const Options& options, PlaceOfSegment place) {
+  gpu::Device* const device = devices_[place.device];
+  const bool on_gpu = device->is_cuda() && place.tier == Tier::kDevice;
   const uint64_t granularity = on_gpu ? kGpuGranularityBytes : kSystemPageBytes;
   std::vector<gpu::HandleKind> kinds = {gpu::HandleKind::kMemfd};
   if (on_gpu) kinds = options.handles;
   if (kinds.empty()) {
-    kinds.push_back(device_->info().vmm_fds ? gpu::HandleKind::kCudaFd
-                                            : gpu::HandleKind::kCudaIpc);
+    kinds.push_back(device->info().vmm_fds ? gpu::HandleKind::kCudaFd
+                                           : gpu::HandleKind::kCudaIpc);
   }
   uint64_t left = tier_bytes - tier_bytes % granularity;
   for (size_t i = 0; left > 0; ++i) {
     const uint64_t bytes = std::min(left, options.segment_bytes);
-    PC_ASSIGN_OR_RETURN(
-        std::unique_ptr<gpu::SharedSegment> segment,
-        device_->NewSegment(name, bytes, kinds[i % kinds.size()]));
-    if (device_->is_cuda() && segment->on_host()) {
+    absl::StatusOr<std::unique_ptr<gpu::SharedSegment>> segment =
+        device->NewSegment(name, bytes, kinds[i % kinds.size()]);
+    if (!segment.ok()) {
+      return absl::Status(segment.status().code(),
+                          absl::StrCat(on_gpu ? device->info().uuid + ": " : "",
+                                       segment.status().message()));
+    }
+    if (device->is_cuda() && (*segment)->on_host()) {
+      // For every GPU: pinning is portable.
       PC_ASSIGN_OR_RETURN(gpu::Pinning pinning,
-                          device_->Pin(segment->base(), bytes,
-                                       /*read_only=*/false));
+                          device->Pin((*segment)->base(), bytes,
+                                      /*read_only=*/false));
       pinnings_.push_back(std::move(pinning));
     }
-    segments_.push_back(std::move(segment));
+    segments_.push_back(*std::move(segment));
+    places_.push_back(place);
     left -= bytes;
   }
   return absl::OkStatus();
@@ -130,16 +145,23 @@ absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(
     const Options& options) {
   PC_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<PagePool> pool(new PagePool());
-  if (options.device == nullptr) pool->cpu_ = gpu::NewHostDevice();
-  pool->device_ = options.device == nullptr ? pool->cpu_.get() : options.device;
-  PC_RETURN_IF_ERROR(pool->AddTier("promptcache-device", options.device_bytes,
-                                   options, Tier::kDevice));
-  pool->num_device_segments_ = pool->num_segments();
+  pool->devices_ = options.devices;
+  if (options.devices.empty()) {
+    pool->cpu_ = gpu::NewHostDevice();
+    pool->devices_.push_back(pool->cpu_.get());
+  }
+  for (uint32_t i = 0; i < pool->num_devices(); ++i) {
+    PC_RETURN_IF_ERROR(pool->AddTier("promptcache-device", options.device_bytes,
+                                     options, {Tier::kDevice, i}));
+  }
   PC_RETURN_IF_ERROR(pool->AddTier("promptcache-host", options.host_bytes,
-                                   options, Tier::kHost));
-  for (Lane* lane : {&pool->zero_lane_, &pool->copy_lane_}) {
-    MutexLock lock(&lane->mu);
-    PC_ASSIGN_OR_RETURN(lane->stream, pool->device_->NewStream());
+                                   options, {Tier::kHost, 0}));
+  for (gpu::Device* device : pool->devices_) {
+    Lanes& lanes = *pool->lanes_.emplace_back(std::make_unique<Lanes>());
+    for (Lane* lane : {&lanes.zero, &lanes.copy}) {
+      MutexLock lock(&lane->mu);
+      PC_ASSIGN_OR_RETURN(lane->stream, device->NewStream());
+    }
   }
   pool->generations_stride_ =
       static_cast<uint32_t>(options.segment_bytes / options.min_page_bytes);
@@ -152,45 +174,48 @@ absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(
     // Linux before 5.1: workers could write it, which only harms themselves.
     LOG(WARNING) << s;
   }
-  LOG(INFO) << "page pool: device " << pool->tier_bytes(Tier::kDevice)
-            << " bytes (" << pool->kind(Tier::kDevice) << "), host "
-            << pool->tier_bytes(Tier::kHost) << " bytes, "
-            << pool->num_segments() << " segments";
+  for (uint32_t i = 0; i < pool->num_devices(); ++i) {
+    LOG(INFO) << "page pool: device " << pool->device_info(i).uuid << " "
+              << pool->tier_bytes(Tier::kDevice, i) << " bytes ("
+              << pool->kind(Tier::kDevice, i) << ")";
+  }
+  LOG(INFO) << "page pool: host " << pool->tier_bytes(Tier::kHost) << " bytes, "
+            << pool->num_segments() << " segments in all";
   return pool;
 }
 
-uint64_t PagePool::tier_bytes(Tier tier) const {
+uint64_t PagePool::tier_bytes(Tier tier, uint32_t device) const {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < num_segments(); ++i) {
-    if (this->tier(i) == tier) bytes += segment_bytes(i);
+    if (In(i, tier, device)) bytes += segment_bytes(i);
   }
   return bytes;
 }
 
-std::vector<gpu::HandleKind> PagePool::handle_kinds(Tier tier) const {
+std::vector<gpu::HandleKind> PagePool::handle_kinds(Tier tier,
+                                                    uint32_t device) const {
   std::vector<gpu::HandleKind> kinds;
   for (uint32_t i = 0; i < num_segments(); ++i) {
     const gpu::HandleKind kind = segments_[i]->kind();
-    if (this->tier(i) == tier &&
-        std::ranges::find(kinds, kind) == kinds.end()) {
+    if (In(i, tier, device) && std::ranges::find(kinds, kind) == kinds.end()) {
       kinds.push_back(kind);
     }
   }
   return kinds;
 }
 
-bool PagePool::mapped_read_only(Tier tier) const {
+bool PagePool::mapped_read_only(Tier tier, uint32_t device) const {
   for (uint32_t i = 0; i < num_segments(); ++i) {
-    if (this->tier(i) == tier && !segments_[i]->importable_read_only()) {
+    if (In(i, tier, device) && !segments_[i]->importable_read_only()) {
       return false;
     }
   }
   return true;
 }
 
-std::string PagePool::kind(Tier tier) const {
+std::string PagePool::kind(Tier tier, uint32_t device) const {
   for (uint32_t i = 0; i < num_segments(); ++i) {
-    if (this->tier(i) != tier) continue;
+    if (!In(i, tier, device)) continue;
     if (!segments_[i]->on_host()) return "cuda";
     return absl::StrCat("cpu ", segments_[i]->description(),
                         on_gpu() ? ", pinned" : "");
@@ -221,27 +246,31 @@ uint64_t PagePool::Generation(uint32_t segment, uint32_t page) const {
 }
 
 absl::Status PagePool::Zero(const PageRuns& runs, uint64_t page_bytes) const {
-  MutexLock lock(&zero_lane_.mu);
+  if (runs.empty()) return absl::OkStatus();
+  Lane& lane = lanes_[device(runs.front().segment)]->zero;
+  MutexLock lock(&lane.mu);
   for (const PageRun& run : runs) {
-    PC_RETURN_IF_ERROR(zero_lane_.stream->Zero(Address(run, page_bytes),
-                                               run.num_pages * page_bytes));
+    PC_RETURN_IF_ERROR(lane.stream->Zero(Address(run, page_bytes),
+                                         run.num_pages * page_bytes));
   }
-  return zero_lane_.stream->Synchronize();
+  return lane.stream->Synchronize();
 }
 
 absl::Status PagePool::SumsFromDevice(const PageRun& run, uint64_t page_bytes,
                                       std::vector<uint64_t>* sums) const {
   const auto at_once = static_cast<uint32_t>(std::min<uint64_t>(
       run.num_pages, std::max<uint64_t>(kStagingBytes / page_bytes, 1)));
+  const uint32_t device = this->device(run.segment);
+  Lane& lane = lanes_[device]->copy;
   PC_ASSIGN_OR_RETURN(const gpu::PinnedBuffer staging,
-                      device_->AllocatePinned(at_once * page_bytes));
+                      devices_[device]->AllocatePinned(at_once * page_bytes));
   for (uint32_t done = 0; done < run.num_pages; done += at_once) {
     const uint32_t pages = std::min(at_once, run.num_pages - done);
-    MutexLock lock(&copy_lane_.mu);
-    PC_RETURN_IF_ERROR(copy_lane_.stream->Copy(
+    MutexLock lock(&lane.mu);
+    PC_RETURN_IF_ERROR(lane.stream->Copy(
         staging.data(), Address(run, page_bytes) + done * page_bytes,
         pages * page_bytes, gpu::CopyKind::kToHost));
-    PC_RETURN_IF_ERROR(copy_lane_.stream->Synchronize());
+    PC_RETURN_IF_ERROR(lane.stream->Synchronize());
     AppendSums(staging.data(), pages, page_bytes, sums);
   }
   return absl::OkStatus();
@@ -267,13 +296,17 @@ absl::StatusOr<std::vector<uint64_t>> PagePool::Copy(
   // Between tiers, one of which is on the host (on the CPU, both).
   const gpu::CopyKind kind =
       to_host ? gpu::CopyKind::kToHost : gpu::CopyKind::kToDevice;
-  MutexLock lock(&copy_lane_.mu);
+  // The host's side says 0.
+  const uint32_t device = std::max(this->device(from.front().segment),
+                                   this->device(to.front().segment));
+  Lane& lane = lanes_[device]->copy;
+  MutexLock lock(&lane.mu);
   PC_RETURN_IF_ERROR(
       ForEachPair(from, to, [&](const PageRun& source, const PageRun& target) {
-        copy_lane_.mu.AssertHeld();
-        return copy_lane_.stream->Copy(Address(target, page_bytes),
-                                       Address(source, page_bytes),
-                                       source.num_pages * page_bytes, kind);
+        lane.mu.AssertHeld();
+        return lane.stream->Copy(Address(target, page_bytes),
+                                 Address(source, page_bytes),
+                                 source.num_pages * page_bytes, kind);
       }));
   std::vector<uint64_t> sums;
   // Summed while the copy runs: the originals are on the host.
@@ -282,7 +315,7 @@ absl::StatusOr<std::vector<uint64_t>> PagePool::Copy(
       AppendSums(Address(run, page_bytes), run.num_pages, page_bytes, &sums);
     }
   }
-  PC_RETURN_IF_ERROR(copy_lane_.stream->Synchronize());
+  PC_RETURN_IF_ERROR(lane.stream->Synchronize());
   if (to_host) {
     for (const PageRun& run : to) {
       AppendSums(Address(run, page_bytes), run.num_pages, page_bytes, &sums);

@@ -16,16 +16,19 @@
 
 namespace promptcache::daemon {
 
-// All KV memory of a device: the segments of both tiers and the array of page
-// generations, created once and living as long as the daemon. Knows addresses
-// and bytes; who owns which page is PageAllocator's affair.
+// All KV memory of a node: the segments of one device tier for each device, of
+// the one host tier, and the array of page generations, created once and living
+// as long as the daemon. Knows addresses and bytes; who owns which page is
+// PageAllocator's affair.
 //
-// Segment ids are indexes: first all of the device tier, then all of the host
-// tier. The sum of a tier's segments is its budget, rounded down to whole
-// system pages (GPU: to 2 MiB), and nothing is ever allocated beyond it.
+// Devices are numbered as they were given. Segment ids are indexes: the first
+// device's segments, the next one's, and so on, then the host's. The sum of a
+// tier's segments is its budget, rounded down to whole system pages (GPU: to
+// 2 MiB), and nothing is ever allocated beyond it.
 //
-// On a GPU the device tier is GPU memory, which the CPU cannot touch, and the
-// host tier is pinned. Copies go over streams of the pool, whole runs at once.
+// On GPUs device tiers are GPU memory, which the CPU cannot touch, and the host
+// tier is pinned for all of them. Copies go over streams of the pool, whole
+// runs at once; each device has its own, so that none waits for another's.
 //
 // Thread-safe: const after construction but for bytes, which belong to whoever
 // the allocator gave the page to, generation words, which are atomic, and
@@ -33,14 +36,15 @@ namespace promptcache::daemon {
 class PagePool {
  public:
   struct Options {
-    uint64_t device_bytes = uint64_t{1} << 30;
+    uint64_t device_bytes = uint64_t{1} << 30;  // of each device
     uint64_t host_bytes = 0;
     uint64_t segment_bytes = uint64_t{64} << 20;
     // A segment has at most segment_bytes / min_page_bytes pages (the stride of
     // the generation array); layouts with smaller pages waste the rest.
     uint64_t min_page_bytes = 4096;
-    // Where the device tier lies; null: the CPU. Must outlive the pool.
-    gpu::Device* device = nullptr;
+    // Where the device tiers lie: all GPUs or all CPUs; empty: the CPU. Must
+    // outlive the pool.
+    std::vector<gpu::Device*> devices;
     // How a GPU's segments are exported: these kinds in turn. Empty: as
     // descriptors where the GPU can, else by CUDA IPC.
     std::vector<gpu::HandleKind> handles;
@@ -56,24 +60,31 @@ class PagePool {
   uint32_t num_segments() const {
     return static_cast<uint32_t>(segments_.size());
   }
-  Tier tier(uint32_t segment) const {
-    return segment < num_device_segments_ ? Tier::kDevice : Tier::kHost;
+  uint32_t num_devices() const {
+    return static_cast<uint32_t>(devices_.size());
   }
+  Tier tier(uint32_t segment) const { return places_[segment].tier; }
+  // Whose tier the segment is in; 0 for the host tier.
+  uint32_t device(uint32_t segment) const { return places_[segment].device; }
   uint64_t segment_bytes(uint32_t segment) const {
     return segments_[segment]->num_bytes();
   }
-  uint64_t tier_bytes(Tier tier) const;
+  // Here and below `device` counts for the device tier alone.
+  uint64_t tier_bytes(Tier tier, uint32_t device = 0) const;
   // For exports; the pool keeps ownership.
   const gpu::SharedSegment& segment(uint32_t segment) const {
     return *segments_[segment];
   }
-  const gpu::DeviceInfo& device_info() const { return device_->info(); }
-  bool on_gpu() const { return device_->is_cuda(); }
+  const gpu::DeviceInfo& device_info(uint32_t device = 0) const {
+    return devices_[device]->info();
+  }
+  bool on_gpu() const { return devices_.front()->is_cuda(); }
   // What a reader of this tier must be able to import, without repetition.
-  std::vector<gpu::HandleKind> handle_kinds(Tier tier) const;
-  bool mapped_read_only(Tier tier) const;
+  std::vector<gpu::HandleKind> handle_kinds(Tier tier,
+                                            uint32_t device = 0) const;
+  bool mapped_read_only(Tier tier, uint32_t device = 0) const;
   // TierStats.kind: "cpu memfd, plain pages", "cuda".
-  std::string kind(Tier tier) const;
+  std::string kind(Tier tier, uint32_t device = 0) const;
 
   // uint64_t[num_segments][generations_stride].
   int generations_fd() const { return generations_.fd(); }
@@ -94,28 +105,43 @@ class PagePool {
   uint64_t Generation(uint32_t segment, uint32_t page) const;
 
   // Byte work, never under a lock of others. All of it is done when they
-  // return; an error names the call of CUDA that failed.
+  // return; an error names the call of CUDA that failed. The runs of a call are
+  // of one tier.
   absl::Status Zero(const PageRuns& runs, uint64_t page_bytes) const;
   // Of every page, in run order. GPU pages are copied to the host for it.
   absl::StatusOr<std::vector<uint64_t>> Sums(const PageRuns& runs,
                                              uint64_t page_bytes) const;
   // Page i of `to` becomes page i of `from`; returns the sums of what was
   // copied, taken of the bytes on the host: the copies', but the originals'
-  // where the copies are on a GPU. REQUIRES: as many pages in both.
+  // where the copies are on a GPU. REQUIRES: as many pages in both, one of
+  // them in the host tier.
   absl::StatusOr<std::vector<uint64_t>> Copy(const PageRuns& from,
                                              const PageRuns& to,
                                              uint64_t page_bytes) const;
 
  private:
-  // One for zeroing, which answers to workers wait for, and one for moves.
   struct Lane {
     Mutex mu;
     std::unique_ptr<gpu::Stream> stream ABSL_PT_GUARDED_BY(mu);
   };
+  // Of one device: one for zeroing, which answers to workers wait for, and one
+  // for moves.
+  struct Lanes {
+    Lane zero;
+    Lane copy;
+  };
+  struct PlaceOfSegment {
+    Tier tier = Tier::kNone;
+    uint32_t device = 0;
+  };
 
   PagePool() = default;
   absl::Status AddTier(const char* name, uint64_t tier_bytes,
-                       const Options& options, Tier tier);
+                       const Options& options, PlaceOfSegment place);
+  bool In(uint32_t segment, Tier tier, uint32_t device) const {
+    return places_[segment].tier == tier &&
+           (tier == Tier::kHost || places_[segment].device == device);
+  }
   uint64_t* GenerationWord(uint32_t segment, uint32_t page) const;
   std::byte* Address(const PageRun& run, uint64_t page_bytes) const {
     return Page(run.segment, run.first_page, page_bytes).data();
@@ -124,12 +150,11 @@ class PagePool {
                               std::vector<uint64_t>* sums) const;
 
   std::unique_ptr<gpu::Device> cpu_;  // when no other was given
-  gpu::Device* device_ = nullptr;
+  std::vector<gpu::Device*> devices_;
   std::vector<std::unique_ptr<gpu::SharedSegment>> segments_;
-  std::vector<gpu::Pinning> pinnings_;  // of the host tier, on a GPU
-  mutable Lane zero_lane_;
-  mutable Lane copy_lane_;
-  uint32_t num_device_segments_ = 0;
+  std::vector<PlaceOfSegment> places_;         // parallel
+  std::vector<gpu::Pinning> pinnings_;         // of the host tier, on GPUs
+  std::vector<std::unique_ptr<Lanes>> lanes_;  // of each device
   gpu::HostSegment generations_;
   uint32_t generations_stride_ = 0;
 };

@@ -75,6 +75,7 @@ struct MoveTicket {
   ModuleKey key;
   Tier from = Tier::kNone;
   Tier to = Tier::kNone;
+  uint32_t device = 0;  // whose tier it leaves or enters
   uint64_t page_bytes = 0;
   PageRuns source;
   PageRuns destination;

@@ -11,8 +11,13 @@ constexpr int kVictimsLookedAt = 8;
 
 }  // namespace
 
-TierState::TierState(const PagePool* pool, Tier tier, absl::Duration tie_window)
-    : pool_(pool), tier_(tier), tie_window_(tie_window), pages_(pool, tier) {}
+TierState::TierState(const PagePool* pool, Tier tier, uint32_t device,
+                     absl::Duration tie_window)
+    : pool_(pool),
+      tier_(tier),
+      device_(device),
+      tie_window_(tie_window),
+      pages_(pool, tier, device) {}
 
 void TierState::LruAdd(Entry* entry) {
   lru_[entry->shape.page_bytes].PushBack(entry);
@@ -83,7 +88,8 @@ std::vector<TierState::Segment> TierState::Stealable(
           const Entry* entry = static_cast<const Entry*>(owner);
           segment.newest_use =
               std::max(segment.newest_use, entry->last_use_time);
-          return entry->evictable() && entry->tier == tier_;
+          return entry->evictable() && entry->tier == tier_ &&
+                 entry->device == device_;
         });
     if (!all) continue;
     segment.num_pages = pool_->PagesIn(segment.id, page_bytes);

@@ -10,11 +10,14 @@
 
 namespace promptcache::daemon {
 
-// One tier: its pages, and in which order its modules would be evicted.
+// One tier, of a device or the host: its pages, and in which order its modules
+// would be evicted.
 // Thread-compatible.
 class TierState {
  public:
-  TierState(const PagePool* pool, Tier tier, absl::Duration tie_window);
+  // `device`: as for PagePool.
+  TierState(const PagePool* pool, Tier tier, uint32_t device,
+            absl::Duration tie_window);
 
   PageAllocator& pages() { return pages_; }
   const PageAllocator& pages() const { return pages_; }
@@ -48,6 +51,7 @@ class TierState {
 
   const PagePool* const pool_;
   const Tier tier_;
+  const uint32_t device_;
   const absl::Duration tie_window_;
   PageAllocator pages_;
   std::map<uint64_t, LruList> lru_;  // by page size

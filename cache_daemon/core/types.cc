@@ -22,6 +22,8 @@ std::string_view MissReasonName(MissReason reason) {
       return "not resident";
     case MissReason::kCorrupt:
       return "corrupt";
+    case MissReason::kOnOtherDevice:
+      return "on another device";
   }
   return "";
 }

@@ -15,8 +15,8 @@
 // promptcache.v1 and promptcache.node.v1, so that the services cast.
 namespace promptcache::daemon {
 
+// There is one device tier for each device of the node, and one host tier.
 enum class Tier : uint32_t { kNone = 0, kDevice = 1, kHost = 2 };
-inline constexpr size_t kNumTiers = 2;  // device, host
 
 enum class Outcome : uint32_t {
   kHit = 1,
@@ -35,8 +35,9 @@ enum class MissReason : uint32_t {
   kNoMemory = 6,
   kNotResident = 7,
   kCorrupt = 8,
+  kOnOtherDevice = 9,
 };
-inline constexpr size_t kNumMissReasons = 9;
+inline constexpr size_t kNumMissReasons = 10;
 
 enum class ModuleState : uint32_t {
   kNone = 0,
@@ -101,12 +102,22 @@ struct ModuleMetadata {
   uint64_t compute_us = 0;
 };
 
-// promptcache.v1.Module.
+// Where one copy of a module is.
+struct Placement {
+  Tier tier = Tier::kNone;
+  uint32_t device = 0;  // of PagePool; 0 in the host tier
+  ModuleState state = ModuleState::kNone;
+  uint32_t num_leases = 0;
+};
+
+// promptcache.v1.Module. Of several copies it is the sum of leases and hits,
+// the latest of use and end, and the best of states (resident before reserved,
+// device before host).
 struct ModuleInfo {
   ModuleKey key;
   ModuleMetadata metadata;
   std::string isolation_domain;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;  // of one copy
   ModuleState state = ModuleState::kNone;
   Tier tier = Tier::kNone;
   bool pinned = false;
@@ -116,6 +127,7 @@ struct ModuleInfo {
   absl::Time expire_time = absl::InfiniteFuture();  // never
   uint64_t hits = 0;
   MissReason absence = MissReason::kNone;
+  std::vector<Placement> placements;  // devices in their order, then the host
 };
 
 // Selects modules; what is set must match. Empty selects nothing unless `all`.
@@ -146,6 +158,7 @@ struct CacheEvent {
   std::string schema;
   std::string path;
   Tier tier = Tier::kNone;
+  std::string device_uuid;  // of the device tier of a GPU
   EvictReason evict_reason = EvictReason::kNone;
   uint64_t bytes = 0;
   SessionId session{};
@@ -175,15 +188,17 @@ struct TierStats {
   uint64_t modules[kNumModuleStates] = {};
   Counted hits;  // where the module was when it was asked for
   Counted evictions[kNumEvictReasons];
-  std::string device_uuid;  // of a GPU; empty: the CPU
+  // Of the GPU whose memory it is, or that alone copies from it.
+  std::string device_uuid;
   std::string device_name;
   std::vector<std::string> handle_kinds;
   bool mapped_read_only = true;
 };
 
-// promptcache.v1.CacheStats, less what the registry and main know.
+// promptcache.v1.CacheStats, less what the registry and main know. Modules are
+// counted once for each copy.
 struct CacheStats {
-  std::vector<TierStats> tiers;
+  std::vector<TierStats> tiers;  // devices in their order, then the host
   uint64_t modules[kNumModuleStates] = {};
   uint64_t hit_lookups = 0;
   uint64_t miss_lookups = 0;

@@ -1,9 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "cache_daemon/core/page_pool.h"
 
 namespace promptcache::daemon {
@@ -15,9 +16,10 @@ struct WorkerDevice {
   std::vector<gpu::HandleKind> importable;
 };
 
-// FailedPrecondition when the worker cannot read the pool's memory in place;
-// the words say what to change, and on which side.
-absl::Status CheckWorkerDevice(const WorkerDevice& worker,
-                               const PagePool& pool);
+// Which of the pool's devices it is. FailedPrecondition when the worker cannot
+// read the pool's memory in place; the words say what to change, and on which
+// side.
+absl::StatusOr<uint32_t> FindWorkerDevice(const WorkerDevice& worker,
+                                          const PagePool& pool);
 
 }  // namespace promptcache::daemon

@@ -85,6 +85,15 @@ void SetServing(grpc::Server* server, bool serving) {
   health->SetServingStatus("promptcache.v1.CacheService", serving);
 }
 
+// What --device says in full.
+std::string DeviceNames(const PagePool::Options& pool) {
+  if (pool.devices.empty()) return "cpu";
+  return absl::StrJoin(pool.devices, ",",
+                       [](std::string* out, const gpu::Device* device) {
+                         out->append(device->info().uuid);
+                       });
+}
+
 std::vector<FdServer::Segment> Exports(const PagePool& pool) {
   std::vector<FdServer::Segment> segments;
   for (uint32_t i = 0; i < pool.num_segments(); ++i) {
@@ -94,12 +103,16 @@ std::vector<FdServer::Segment> Exports(const PagePool& pool) {
         {.kind = segment.on_host() ? FdKind::kSegment : FdKind::kCudaSegment,
          .segment = i,
          .bytes = segment.num_bytes(),
-         .fd = segment.fd()});
+         .fd = segment.fd(),
+         .device_uuid = pool.tier(i) == Tier::kDevice
+                            ? pool.device_info(pool.device(i)).uuid
+                            : ""});
   }
   segments.push_back({.kind = FdKind::kGenerations,
                       .segment = 0,
                       .bytes = pool.generations_bytes(),
-                      .fd = pool.generations_fd()});
+                      .fd = pool.generations_fd(),
+                      .device_uuid = ""});
   return segments;
 }
 
@@ -159,8 +172,7 @@ std::string DaemonServer::Options::ToString() const {
       " --insecure_listen=", insecure_listen ? "true" : "false",
       " --allow_uids=", absl::StrJoin(allowed_uids, ","),
       " --allow_gids=", absl::StrJoin(allowed_gids, ","),
-      " --max_sessions=", max_sessions,
-      " --device=", pool.device == nullptr ? "cpu" : pool.device->info().uuid,
+      " --max_sessions=", max_sessions, " --device=", DeviceNames(pool),
       " --gpu_handles=",
       absl::StrJoin(pool.handles, ",",
                     [](std::string* out, gpu::HandleKind kind) {

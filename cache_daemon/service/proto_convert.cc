@@ -106,9 +106,11 @@ WorkerDevice DeviceFromProto(const node::v1::Hello& hello) {
   return device;
 }
 
-void DescribeSegments(const PagePool& pool, node::v1::Welcome* welcome) {
+void DescribeSegments(const PagePool& pool, uint32_t device,
+                      node::v1::Welcome* welcome) {
   welcome->set_generations_stride(pool.generations_stride());
   for (uint32_t id = 0; id < pool.num_segments(); ++id) {
+    if (pool.tier(id) == Tier::kDevice && pool.device(id) != device) continue;
     const gpu::SharedSegment& segment = pool.segment(id);
     welcome->add_segment_ids(id);
     welcome->add_segment_tiers(static_cast<v1::Tier>(pool.tier(id)));
@@ -117,8 +119,9 @@ void DescribeSegments(const PagePool& pool, node::v1::Welcome* welcome) {
     welcome->add_segment_bytes(segment.num_bytes());
     welcome->mutable_ipc_handles()->append(segment.ipc_handle());
   }
-  welcome->set_device_uuid(pool.device_info().uuid);
-  welcome->set_device_mapped_read_only(pool.mapped_read_only(Tier::kDevice));
+  welcome->set_device_uuid(pool.device_info(device).uuid);
+  welcome->set_device_mapped_read_only(
+      pool.mapped_read_only(Tier::kDevice, device));
 }
 
 absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(

@@ -25,8 +25,9 @@ inline constexpr size_t kMaxKeysPerAcquire = 8192;
 
 absl::StatusOr<KvLayout> FromProto(const node::v1::KvLayout& proto);
 WorkerDevice DeviceFromProto(const node::v1::Hello& hello);
-// What a worker needs to import the pool's segments.
-void DescribeSegments(const PagePool& pool, node::v1::Welcome* welcome);
+// What a worker on that device needs to import its segments and the host's.
+void DescribeSegments(const PagePool& pool, uint32_t device,
+                      node::v1::Welcome* welcome);
 
 // Paths point into `request`.
 absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(

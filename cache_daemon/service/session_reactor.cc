@@ -233,8 +233,8 @@ absl::StatusOr<SessionId> SessionReactor::OpenSession(
         "worker_id and model have at most ", kMaxNameBytes, " bytes each"));
   }
   PC_ASSIGN_OR_RETURN(const KvLayout layout, FromProto(hello.layout()));
-  PC_RETURN_IF_ERROR(
-      CheckWorkerDevice(DeviceFromProto(hello), deps_.cache->pool()));
+  PC_ASSIGN_OR_RETURN(
+      device_, FindWorkerDevice(DeviceFromProto(hello), deps_.cache->pool()));
   PC_ASSIGN_OR_RETURN(PeerProcess peer,
                       deps_.fd_server->RedeemToken(hello.token()));
   PC_ASSIGN_OR_RETURN(
@@ -249,6 +249,7 @@ absl::StatusOr<SessionId> SessionReactor::OpenSession(
   return deps_.cache->OpenSession({.worker_id = hello.worker_id(),
                                    .model = hello.model(),
                                    .shape = shape_,
+                                   .device = device_,
                                    .process = process,
                                    .on_resolved = std::move(resolved)});
 }
@@ -259,15 +260,16 @@ absl::Status SessionReactor::HandleHello(const node::v1::Hello& hello) {
   node::v1::Welcome* welcome = response.mutable_welcome();
   welcome->set_session_id(static_cast<uint64_t>(open_session_));
   welcome->set_page_bytes(shape_.page_bytes);
-  DescribeSegments(deps_.cache->pool(), welcome);
+  DescribeSegments(deps_.cache->pool(), device_, welcome);
   welcome->set_daemon_id(deps_.daemon_id);
   {
     MutexLock lock(&mu_);
     if (!ended_) {
       session_ = open_session_;
       LOG(INFO) << "session " << welcome->session_id() << " of worker "
-                << hello.worker_id() << ", model " << hello.model()
-                << ", pages of " << shape_.page_bytes << " bytes";
+                << hello.worker_id() << " on " << welcome->device_uuid()
+                << ", model " << hello.model() << ", pages of "
+                << shape_.page_bytes << " bytes";
       Enqueue(std::move(response));
       return absl::OkStatus();
     }

@@ -124,6 +124,7 @@ class SessionReactor final
   node::v1::SessionRequest read_;
   SessionId open_session_{};
   PageShape shape_;
+  uint32_t device_ = 0;  // of the pool
   // Identities of modules asked for and not committed yet, for the registry.
   absl::flat_hash_map<ModuleKey, IdentityParts> parts_;
 

@@ -30,7 +30,8 @@ inline ModuleKey KeyOf(int n) { return Sha256Of(absl::StrCat("module ", n)); }
 class CacheFixture : public ::testing::Test {
  protected:
   struct Config {
-    uint64_t device_pages = 16;
+    uint32_t num_devices = 1;
+    uint64_t device_pages = 16;  // of each
     uint64_t host_pages = 0;
     uint64_t segment_pages = 8;
     ModuleCache::Options options;
@@ -45,11 +46,18 @@ class CacheFixture : public ::testing::Test {
   void Make(const Config& config) {
     mover_.reset();
     cache_.reset();
-    absl::StatusOr<std::unique_ptr<PagePool>> pool =
-        PagePool::Create({.device_bytes = config.device_pages * kPageBytes,
-                          .host_bytes = config.host_pages * kPageBytes,
-                          .segment_bytes = config.segment_pages * kPageBytes,
-                          .min_page_bytes = 512});
+    PagePool::Options options{
+        .device_bytes = config.device_pages * kPageBytes,
+        .host_bytes = config.host_pages * kPageBytes,
+        .segment_bytes = config.segment_pages * kPageBytes,
+        .min_page_bytes = 512};
+    pool_.reset();
+    devices_.clear();
+    for (uint32_t i = 0; i < config.num_devices; ++i) {
+      devices_.push_back(gpu::NewHostDevice());
+      options.devices.push_back(devices_.back().get());
+    }
+    absl::StatusOr<std::unique_ptr<PagePool>> pool = PagePool::Create(options);
     PC_ASSERT_OK(pool);
     pool_ = *std::move(pool);
     absl::StatusOr<std::unique_ptr<ModuleCache>> cache = ModuleCache::Create(
@@ -61,17 +69,21 @@ class CacheFixture : public ::testing::Test {
 
   SessionId Open(ProcessId process = ProcessId{},
                  const std::string& worker_id = "w",
-                 const PageShape& shape = kShape) {
+                 const PageShape& shape = kShape, uint32_t device = 0) {
     absl::StatusOr<SessionId> session = cache_->OpenSession(
         {.worker_id = worker_id,
          .model = "m",
          .shape = shape,
+         .device = device,
          .process = process,
          .on_resolved = [this](const PendingResolved& resolved) {
            resolved_.push_back(resolved);
          }});
     EXPECT_THAT(session, IsOk());
     return session.ok() ? *session : SessionId{};
+  }
+  SessionId OpenOn(uint32_t device) {
+    return Open(ProcessId{}, absl::StrCat("w", device), kShape, device);
   }
 
   // One module, with names that tests do not care about.
@@ -169,14 +181,14 @@ class CacheFixture : public ::testing::Test {
     return result.modules[0].miss_reason;
   }
 
-  TierStats StatsOf(Tier tier) {
+  TierStats StatsOf(Tier tier, uint32_t device = 0) {
     for (const TierStats& stats : cache_->Stats().tiers) {
-      if (stats.tier == tier) return stats;
+      if (stats.tier == tier && device-- == 0) return stats;
     }
     return {};
   }
-  uint64_t UsedPages(Tier tier = Tier::kDevice) {
-    return StatsOf(tier).used_bytes / kPageBytes;
+  uint64_t UsedPages(Tier tier = Tier::kDevice, uint32_t device = 0) {
+    return StatsOf(tier, device).used_bytes / kPageBytes;
   }
   uint64_t CountIn(ModuleState state) {
     return cache_->Stats().modules[static_cast<size_t>(state)];
@@ -203,6 +215,7 @@ class CacheFixture : public ::testing::Test {
   FakeClock clock_;
   WorkSignal signal_;
   EventHub events_;
+  std::vector<std::unique_ptr<gpu::Device>> devices_;
   std::unique_ptr<PagePool> pool_;
   std::unique_ptr<ModuleCache> cache_;
   std::unique_ptr<Mover> mover_;

@@ -29,6 +29,7 @@ struct ModelSession {
   SessionId id{};
   int process = 0;  // index; -1: none
   std::string worker;
+  uint32_t device = 0;
   std::map<LeaseId, std::vector<Views>> leases;
   std::map<ReservationId, std::pair<LeaseId, Views>> reservations;
 };
@@ -51,17 +52,20 @@ class CachePropertyTest : public CacheFixture,
       PC_ASSERT_OK(cache_->CheckInvariants()) << "step " << step;
       CheckAgainstModel(step);
     }
-    if (move_.has_value()) StepOfAMove();
+    while (!moves_.empty()) StepOfAMove(moves_.begin()->first);
     while (!sessions_.empty()) Close(0);
     for (ProcessId process : processes_) cache_->OnProcessDeath(process);
     lost_.clear();
     PC_EXPECT_OK(cache_->CheckInvariants());
-    EXPECT_EQ(StatsOf(Tier::kDevice).quarantined_bytes, 0u);
-    EXPECT_EQ(StatsOf(Tier::kDevice).leased_bytes, 0u);
-    EXPECT_EQ(StatsOf(Tier::kDevice).reserved_bytes, 0u);
+    for (const TierStats& tier : cache_->Stats().tiers) {
+      EXPECT_EQ(tier.quarantined_bytes, 0u);
+      EXPECT_EQ(tier.leased_bytes, 0u);
+      EXPECT_EQ(tier.reserved_bytes, 0u);
+    }
     PC_EXPECT_OK(cache_->Evict({.all = true}));
-    EXPECT_EQ(UsedPages(Tier::kDevice), 0u);
-    EXPECT_EQ(UsedPages(Tier::kHost), 0u);
+    for (const TierStats& tier : cache_->Stats().tiers) {
+      EXPECT_EQ(tier.used_bytes, 0u);
+    }
     EXPECT_GT(cache_->Stats().hit_lookups, 0u);
     EXPECT_GT(cache_->Stats().aborted_reservations, 0u);
     EXPECT_EQ(cache_->Stats().checksum_mismatches, 0u);
@@ -89,7 +93,11 @@ class CachePropertyTest : public CacheFixture,
       mover_->RunOnce();
       return;
     }
-    StepOfAMove();
+    StepOfAMove(PickDevice());
+  }
+  uint32_t PickDevice() {
+    const uint32_t n = pool_->num_devices();
+    return n == 1 ? 0 : static_cast<uint32_t>(Pick(static_cast<int>(n)));
   }
 
   void OpenRandom() {
@@ -97,6 +105,7 @@ class CachePropertyTest : public CacheFixture,
     ModelSession session;
     session.process = Pick(kNumProcesses + 1) - 1;
     session.worker = Pick(2) == 0 ? "w" : "v";
+    session.device = PickDevice();
     if (session.process >= 0) {
       // What this declares dropped: earlier ones of the worker.
       for (size_t i = sessions_.size(); i-- > 0;) {
@@ -112,7 +121,7 @@ class CachePropertyTest : public CacheFixture,
     session.id = Open(session.process < 0
                           ? ProcessId{}
                           : processes_[static_cast<size_t>(session.process)],
-                      session.worker);
+                      session.worker, kShape, session.device);
     sessions_.push_back(std::move(session));
   }
 
@@ -168,6 +177,10 @@ class CachePropertyTest : public CacheFixture,
   void Take(ModelSession* session, int module, LeaseId lease,
             const AcquiredModule& answer) {
     const Views views{module, answer.runs, answer.generation};
+    for (const PageRun& run : answer.runs) {
+      if (pool_->tier(run.segment) == Tier::kHost) continue;
+      EXPECT_EQ(pool_->device(run.segment), session->device);
+    }
     switch (answer.outcome) {
       case Outcome::kHit:
         EXPECT_TRUE(Holds(views.runs, FillOf(module)));
@@ -263,14 +276,17 @@ class CachePropertyTest : public CacheFixture,
   }
 
   // A move whose copy takes until a later step.
-  void StepOfAMove() {
-    if (!move_.has_value()) {
-      move_ = cache_->BeginMove();
+  void StepOfAMove(uint32_t device) {
+    const auto under_way = moves_.find(device);
+    if (under_way == moves_.end()) {
+      const std::optional<MoveTicket> move = cache_->BeginMove(device);
+      if (move.has_value()) moves_[device] = *move;
       return;
     }
-    cache_->EndMove(*move_, pool_->Copy(move_->source, move_->destination,
-                                        move_->page_bytes));
-    move_.reset();
+    const MoveTicket move = under_way->second;
+    moves_.erase(under_way);
+    cache_->EndMove(
+        move, pool_->Copy(move.source, move.destination, move.page_bytes));
   }
 
   void CheckAgainstModel(int step) {
@@ -324,7 +340,7 @@ class CachePropertyTest : public CacheFixture,
   std::vector<ModelSession> sessions_;
   std::vector<Lost> lost_;
   std::map<uint64_t, std::pair<SessionId, std::vector<int>>> waiting_;
-  std::optional<MoveTicket> move_;
+  std::map<uint32_t, MoveTicket> moves_;  // of each device
 };
 
 TEST_P(CachePropertyTest, RandomUseOfOneTier) {
@@ -343,6 +359,19 @@ TEST_P(CachePropertyTest, RandomUseOfTwoTiers) {
   Run(2000);
   EXPECT_GT(cache_->Stats().demotions, 0u);
   EXPECT_GT(cache_->Stats().promotions, 0u);
+}
+
+TEST_P(CachePropertyTest, RandomUseOfTwoDevices) {
+  Config config{.num_devices = 2, .device_pages = 32, .host_pages = 16};
+  config.options.pin_budget_bytes = 12 * kPageBytes;
+  config.options.demote_free_fraction = 0.4;
+  Make(config);
+  Run(3000);
+  const CacheStats stats = cache_->Stats();
+  EXPECT_GT(stats.demotions, 0u);
+  EXPECT_GT(stats.promotions, 0u);
+  EXPECT_GT(stats.misses[static_cast<size_t>(MissReason::kOnOtherDevice)].count,
+            0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, CachePropertyTest, ::testing::Range(1, 5));

@@ -1,5 +1,6 @@
 // The device tier on a GPU, over the stand-in of tests/cuda_on_cpu. Device
 // pages are touched through streams only.
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -25,6 +26,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// Before the stand-in first looks: two GPUs.
+[[maybe_unused]] const int kTwoGpus = ::setenv("PC_EMU_DEVICES", "0,1", 1);
 constexpr PageShape kShape{.page_bytes = 64 << 10, .page_tokens = 16};
 
 class GpuTierTest : public ::testing::Test {
@@ -44,7 +48,7 @@ class GpuTierTest : public ::testing::Test {
     auto pool = PagePool::Create({.device_bytes = 4 * kMiB,
                                   .host_bytes = 4 * kMiB,
                                   .segment_bytes = 2 * kMiB,
-                                  .device = device_.get(),
+                                  .devices = {device_.get()},
                                   .handles = handles});
     PC_ASSERT_OK(pool);
     pool_ = *std::move(pool);
@@ -193,7 +197,7 @@ TEST_F(GpuTierTest, OptionsThatAGpuCannotHaveAreRefused) {
   const auto create = [&](uint64_t segment_bytes, HandleKind kind) {
     return PagePool::Create({.device_bytes = 4 * kMiB,
                              .segment_bytes = segment_bytes,
-                             .device = device_.get(),
+                             .devices = {device_.get()},
                              .handles = {kind}})
         .status();
   };
@@ -207,7 +211,7 @@ TEST_F(GpuTierTest, OptionsThatAGpuCannotHaveAreRefused) {
 
 TEST_F(GpuTierTest, AWorkerIsRefusedWithWordsThatSayWhatToChange) {
   const auto refusal = [&](const WorkerDevice& worker) {
-    const absl::Status status = CheckWorkerDevice(worker, *pool_);
+    const absl::Status status = FindWorkerDevice(worker, *pool_).status();
     EXPECT_TRUE(status.ok() || absl::IsFailedPrecondition(status)) << status;
     return std::string(status.message());
   };
@@ -227,14 +231,128 @@ TEST_F(GpuTierTest, AWorkerIsRefusedWithWordsThatSayWhatToChange) {
       AllOf(HasSubstr("kind fd"), HasSubstr("--gpu_handles=ipc")));
 }
 
+// Two GPUs of 2 MiB each, one host tier.
+class TwoGpusTest : public ::testing::Test {
+ protected:
+  TwoGpusTest() {
+    const gpu::GpuSurvey survey = gpu::FindGpus();
+    PagePool::Options options{.device_bytes = 2 * kMiB,
+                              .host_bytes = 4 * kMiB,
+                              .segment_bytes = 2 * kMiB};
+    for (const gpu::DeviceInfo& info : survey.gpus) {
+      devices_.push_back(*gpu::OpenGpu(survey, info.uuid));
+      options.devices.push_back(devices_.back().get());
+    }
+    pool_ = *PagePool::Create(options);
+    cache_ = *ModuleCache::Create({}, pool_.get(), &clock_, &signal_, nullptr);
+    mover_ = std::make_unique<Mover>(cache_.get(), &signal_, Mover::Options{});
+    for (uint32_t i = 0; i < 2; ++i) {
+      sessions_[i] = *cache_->OpenSession(
+          {.worker_id = "w", .shape = kShape, .device = i});
+      streams_[i] = *devices_[i]->NewStream();
+    }
+  }
+  ~TwoGpusTest() override { PC_EXPECT_OK(cache_->CheckInvariants()); }
+
+  AcquireResult Ask(uint32_t device, const std::string& module) {
+    const AcquireKey key{
+        .key = Sha256Of(module), .num_tokens = 31 * 16, .path = module};
+    return *cache_->Acquire(sessions_[device],
+                            {.keys = {&key, 1}, .reserve_missing = true});
+  }
+  // A module of 31 of the 32 pages, all bytes of that value.
+  void Put(uint32_t device, const std::string& module, uint8_t value) {
+    const AcquireResult got = Ask(device, module);
+    ASSERT_EQ(got.modules[0].outcome, Outcome::kReserved);
+    const PageRun run = got.modules[0].runs[0];
+    const std::vector<uint8_t> bytes(31 * kShape.page_bytes, value);
+    PC_ASSERT_OK(streams_[device]->Copy(
+        pool_->Page(run.segment, run.first_page, kShape.page_bytes).data(),
+        bytes.data(), bytes.size(), gpu::CopyKind::kToDevice));
+    PC_ASSERT_OK(streams_[device]->Synchronize());
+    CommitModule commit;
+    commit.reservation = got.modules[0].reservation;
+    commit.page_sums.assign(31, PageSum(std::vector<std::byte>(
+                                    kShape.page_bytes, std::byte{value})));
+    commit.metadata.num_tokens = 31 * 16;
+    PC_ASSERT_OK(cache_->Commit(sessions_[device], {&commit, 1}));
+    PC_ASSERT_OK(cache_->Release(sessions_[device], got.lease));
+    clock_.Advance(absl::Seconds(2));
+  }
+  void RunMover() {
+    for (int i = 0; i < 100 && mover_->RunOnce(); ++i) {
+    }
+  }
+
+  FakeClock clock_;
+  WorkSignal signal_;
+  std::vector<std::unique_ptr<gpu::Device>> devices_;
+  std::unique_ptr<gpu::Stream> streams_[2];
+  std::unique_ptr<PagePool> pool_;
+  std::unique_ptr<ModuleCache> cache_;
+  std::unique_ptr<Mover> mover_;
+  SessionId sessions_[2]{};
+};
+
+TEST_F(TwoGpusTest, EachHasATierThatStatisticsTellApart) {
+  const CacheStats stats = cache_->Stats();
+  ASSERT_EQ(stats.tiers.size(), 3u);
+  for (uint32_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(stats.tiers[i].tier, Tier::kDevice);
+    EXPECT_EQ(stats.tiers[i].device_uuid, devices_[i]->info().uuid);
+    EXPECT_EQ(stats.tiers[i].capacity_bytes, 2 * kMiB);
+  }
+  EXPECT_NE(stats.tiers[0].device_uuid, stats.tiers[1].device_uuid);
+  EXPECT_EQ(stats.tiers[2].device_uuid, "");
+}
+
+// Down from one GPU, up to the other: the right streams, and sums that hold.
+TEST_F(TwoGpusTest, WhatOneDemotedTheOtherHitsAndGetsPromoted) {
+  Put(0, "m", 7);  // 31 of 32 pages: at once more than is to be used
+  RunMover();
+  const AcquireResult hit = Ask(1, "m");
+  EXPECT_EQ(hit.modules[0].outcome, Outcome::kHit);
+  EXPECT_EQ(hit.modules[0].tier, Tier::kHost);
+  PC_ASSERT_OK(cache_->Release(sessions_[1], hit.lease));
+  ASSERT_TRUE(mover_->RunOnce());
+  EXPECT_EQ(cache_->Stats().promotions, 1u);
+  const AcquireResult again = Ask(1, "m");
+  ASSERT_EQ(again.modules[0].tier, Tier::kDevice);
+  const PageRun run = again.modules[0].runs[0];
+  EXPECT_EQ(pool_->device(run.segment), 1u);
+  EXPECT_EQ(cache_->Stats().checksum_mismatches, 0u);
+  std::vector<uint8_t> bytes(31 * kShape.page_bytes);
+  PC_ASSERT_OK(streams_[1]->Copy(
+      bytes.data(),
+      pool_->Page(run.segment, run.first_page, kShape.page_bytes).data(),
+      bytes.size(), gpu::CopyKind::kToHost));
+  PC_ASSERT_OK(streams_[1]->Synchronize());
+  EXPECT_EQ(bytes, std::vector<uint8_t>(bytes.size(), 7));
+  PC_ASSERT_OK(cache_->Release(sessions_[1], again.lease));
+}
+
+TEST_F(TwoGpusTest, AWorkerIsFoundByItsUuidOrToldAllOfThem) {
+  const std::vector<HandleKind> all = {HandleKind::kMemfd, HandleKind::kCudaIpc,
+                                       HandleKind::kCudaFd};
+  for (uint32_t i = 0; i < 2; ++i) {
+    EXPECT_THAT(
+        FindWorkerDevice({devices_[i]->info().uuid, 13000, all}, *pool_),
+        IsOkAndHolds(i));
+  }
+  EXPECT_THAT(FindWorkerDevice({"GPU-other", 13000, all}, *pool_),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr(devices_[0]->info().uuid),
+                             HasSubstr(devices_[1]->info().uuid))));
+}
+
 TEST(WorkerDeviceTest, AGpuWorkerIsRefusedByADaemonOfTheCpu) {
   const auto pool =
       *PagePool::Create({.device_bytes = 1 << 20, .segment_bytes = 1 << 20});
-  EXPECT_THAT(CheckWorkerDevice({"GPU-1", 13000, {HandleKind::kMemfd}}, *pool),
+  EXPECT_THAT(FindWorkerDevice({"GPU-1", 13000, {HandleKind::kMemfd}}, *pool),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("start the daemon with --device=cuda")));
-  EXPECT_THAT(CheckWorkerDevice({"CPU", 0, {HandleKind::kMemfd}}, *pool),
-              IsOk());
+  EXPECT_THAT(FindWorkerDevice({"CPU", 0, {HandleKind::kMemfd}}, *pool),
+              IsOkAndHolds(0u));
 }
 
 }  // namespace

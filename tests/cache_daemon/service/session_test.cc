@@ -38,6 +38,23 @@ TEST_F(SessionTest, AWelcomeDescribesTheMemory) {
   EXPECT_NE(welcome->session_id(), 0u);
 }
 
+TEST_F(SessionTest, AWelcomeLeavesOutOtherDevices) {
+  const std::unique_ptr<gpu::Device> devices[] = {gpu::NewHostDevice(),
+                                                  gpu::NewHostDevice()};
+  options_.pool.devices = {devices[0].get(), devices[1].get()};
+  options_.pool.host_bytes = 1 << 20;
+  StartDaemon();
+  {
+    RawSession session(NodeChannel());
+    const auto welcome = session.Hello(Token(), "w");
+    ASSERT_TRUE(welcome.has_value());
+    EXPECT_THAT(welcome->segment_ids(), ElementsAre(0, 1, 4));
+    EXPECT_THAT(welcome->segment_tiers(),
+                ElementsAre(v1::TIER_DEVICE, v1::TIER_DEVICE, v1::TIER_HOST));
+  }
+  StopDaemon();  // before its devices
+}
+
 TEST_F(SessionTest, NoTokenNoSession) {
   StartDaemon();
   const std::string used = Token();
