@@ -25,6 +25,7 @@
 #include "inference_worker/engine/cpu_backend.h"
 #include "inference_worker/engine/private_span.h"
 #include "inference_worker/engine/sampler.h"
+#include "tools/bench/conditions.h"
 
 namespace promptcache::worker {
 namespace {
@@ -195,10 +196,12 @@ class Bench {
   std::vector<float> logits_;
 };
 
-void Print(const Options& options, const Backend& backend, double load_s,
+void Print(const Options& options, const bench::Conditions& conditions,
+           const Backend& backend, double load_s,
            const std::vector<Measurement>& all) {
   if (options.json) {
-    nlohmann::json json = {{"model", options.model},
+    nlohmann::json json = {{"conditions", bench::ToJson(conditions)},
+                           {"model", options.model},
                            {"numerics", backend.numerics()},
                            {"threads", backend.num_threads()},
                            {"load_s", load_s}};
@@ -213,7 +216,8 @@ void Print(const Options& options, const Backend& backend, double load_s,
     std::cout << json.dump(2) << "\n";
     return;
   }
-  std::printf("%s\n%s, %u threads, loaded in %.2f s\n", options.model.c_str(),
+  std::printf("%s%s\n%s, %u threads, loaded in %.2f s\n",
+              bench::ToText(conditions).c_str(), options.model.c_str(),
               backend.numerics().c_str(), backend.num_threads(), load_s);
   for (const Measurement& m : all) {
     std::printf("%-22s %8.1f tokens/s  (%.1f to %.1f, %zu runs; cpu %.1f)\n",
@@ -263,6 +267,9 @@ absl::StatusOr<std::vector<Measurement>> MeasureAll(const Options& options,
 }
 
 absl::Status Run(const Options& options) {
+  const bench::Conditions conditions = bench::ReadConditions(
+      "llama.cpp on the same file (tools/bench/peers), memory and arithmetic "
+      "(promptcache-bench-kernels)");
   const double start = Seconds();
   PC_ASSIGN_OR_RETURN(const Numerics numerics, ParseNumerics(options.numerics));
   PC_ASSIGN_OR_RETURN(const auto file, OpenModelFile(options.model, {}));
@@ -272,7 +279,7 @@ absl::Status Run(const Options& options) {
                                                .numerics = numerics}));
   const double load_s = Seconds() - start;
   PC_ASSIGN_OR_RETURN(const auto all, MeasureAll(options, *backend));
-  Print(options, *backend, load_s, all);
+  Print(options, conditions, *backend, load_s, all);
   return absl::OkStatus();
 }
 

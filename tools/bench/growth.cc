@@ -25,6 +25,7 @@
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
+#include "tools/bench/conditions.h"
 #include "tools/cli/client.h"
 #include "tools/cli/files.h"
 #include "tools/cli/local_node.h"
@@ -176,7 +177,8 @@ double GrowthOf(const std::vector<Sample>& samples, Get get) {
   return spread == 0 ? 0 : 1000 * (n * xy - x * y) / spread;
 }
 
-void Print(const Options& options, const std::vector<Sample>& samples) {
+void Print(const Options& options, const Conditions& conditions,
+           const std::vector<Sample>& samples) {
   struct Line {
     const char* name;
     double (*get)(const Sample&);
@@ -195,11 +197,12 @@ void Print(const Options& options, const std::vector<Sample>& samples) {
          return static_cast<double>(s.used_bytes) / (1 << 20);
        }},
       {"ttft_ms", [](const Sample& s) { return s.ttft_ms; }}};
-  nlohmann::json json = {{"requests", options.requests},
+  nlohmann::json json = {{"conditions", ToJson(conditions)},
+                         {"requests", options.requests},
                          {"evictions", samples.back().evictions}};
   if (!options.json) {
-    std::printf("%u requests, %llu evictions\n%-20s %12s %12s %12s %22s\n",
-                options.requests,
+    std::printf("%s%u requests, %llu evictions\n%-20s %12s %12s %12s %22s\n",
+                ToText(conditions).c_str(), options.requests,
                 static_cast<unsigned long long>(samples.back().evictions), "",
                 "first", "middle", "last", "growth / 1,000 requests");
   }
@@ -221,10 +224,12 @@ void Print(const Options& options, const std::vector<Sample>& samples) {
 
 absl::Status Run(const Options& options) {
   PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
+  const Conditions conditions = ReadConditions(
+      "descriptors and threads as at first; memory that stops growing");
   Growth growth;
   PC_RETURN_IF_ERROR(growth.Start(options, dir.path()));
   PC_ASSIGN_OR_RETURN(const std::vector<Sample> samples, growth.Run(options));
-  Print(options, samples);
+  Print(options, conditions, samples);
   return absl::OkStatus();
 }
 

@@ -29,6 +29,7 @@
 #include "common/status_macros.h"
 #include "glog/logging.h"
 #include "inference_worker/cpu/kernels.h"
+#include "tools/bench/conditions.h"
 #include "tools/bench/paired.h"
 #include "tools/cli/client.h"
 #include "tools/cli/files.h"
@@ -285,19 +286,21 @@ absl::Status MeasureMiss(const Options& options, std::vector<Measured>* all) {
   return absl::OkStatus();
 }
 
-void Print(const Options& options, const std::vector<Measured>& all) {
-  nlohmann::json json = nlohmann::json::array();
+void Print(const Options& options, const Conditions& conditions,
+           const std::vector<Measured>& all) {
+  nlohmann::json json = {{"conditions", ToJson(conditions)}};
+  if (!options.json) std::printf("%s", ToText(conditions).c_str());
   for (const Measured& m : all) {
     const double percent = 100 * (m.ratio.median - 1);
     const double low = 100 * (m.ratio.low - 1);
     const double high = 100 * (m.ratio.high - 1);
     if (options.json) {
-      json.push_back({{"name", m.name},
-                      {"pairs", m.ratio.num_pairs},
-                      {"overhead_percent", percent},
-                      {"low_percent", low},
-                      {"high_percent", high},
-                      {"base_ms", m.base_ms}});
+      json["results"].push_back({{"name", m.name},
+                                 {"pairs", m.ratio.num_pairs},
+                                 {"overhead_percent", percent},
+                                 {"low_percent", low},
+                                 {"high_percent", high},
+                                 {"base_ms", m.base_ms}});
     } else {
       std::printf(
           "%-40s %+6.2f %%  (95 %%: %+.2f to %+.2f), %zu pairs, of "
@@ -309,6 +312,8 @@ void Print(const Options& options, const std::vector<Measured>& all) {
 }
 
 absl::Status Run(const Options& options) {
+  const Conditions conditions =
+      ReadConditions("relocation <= 2 %, a miss <= 1 %");
   std::vector<Measured> all;
   if (options.only != "miss") {
     PC_RETURN_IF_ERROR(MeasureRelocation(options, &all));
@@ -316,7 +321,7 @@ absl::Status Run(const Options& options) {
   if (options.only != "relocation") {
     PC_RETURN_IF_ERROR(MeasureMiss(options, &all));
   }
-  Print(options, all);
+  Print(options, conditions, all);
   return absl::OkStatus();
 }
 

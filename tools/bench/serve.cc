@@ -33,6 +33,7 @@
 #include "common/status_macros.h"
 #include "glog/logging.h"
 #include "tools/bench/bench_text.h"
+#include "tools/bench/conditions.h"
 #include "tools/bench/hdr_histogram.h"
 #include "tools/cli/client.h"
 #include "tools/cli/files.h"
@@ -241,11 +242,12 @@ nlohmann::json ToJson(const HdrHistogram& h) {
   return json;
 }
 
-void Print(const Options& options, const Result& r, double seconds,
-           double peak_mib) {
+void Print(const Options& options, const Conditions& conditions,
+           const Result& r, double seconds, double peak_mib) {
   const double tokens_per_s = static_cast<double>(r.tokens) / seconds;
   if (options.json) {
     const nlohmann::json json = {
+        {"conditions", ToJson(conditions)},
         {"loop", options.closed > 0 ? "closed" : "open"},
         {"rate", options.rate},
         {"callers", options.closed},
@@ -267,7 +269,8 @@ void Print(const Options& options, const Result& r, double seconds,
     return;
   }
   std::printf(
-      "%s, %u requests over one module of %u tokens, %u new, %u back\n",
+      "%s%s, %u requests over one module of %u tokens, %u new, %u back\n",
+      ToText(conditions).c_str(),
       options.closed > 0
           ? absl::StrCat("closed loop of ", options.closed).c_str()
           : absl::StrCat("open loop, ", options.rate, " a second").c_str(),
@@ -324,6 +327,8 @@ std::vector<v1::GenerateRequest> MakeRequests(const Options& options,
 }
 
 absl::Status Run(const Options& options) {
+  const Conditions conditions = ReadConditions(
+      "llama-server in the same load (tools/bench/peers --only batch)");
   PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
   PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
   PC_ASSIGN_OR_RETURN(BenchText text, BenchText::Open(model));
@@ -357,7 +362,7 @@ absl::Status Run(const Options& options) {
   Load load(options, std::move(requests), node->worker_address());
   PeakMemory peak({node->worker_pid(), node->daemon_pid()});
   PC_ASSIGN_OR_RETURN(const Result result, load.Run());
-  Print(options, result, load.seconds(), peak.Stop());
+  Print(options, conditions, result, load.seconds(), peak.Stop());
   if (result.failed == 0 && result.answered > 0) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat(result.failed, " requests failed: ", result.first_error));

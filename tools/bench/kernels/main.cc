@@ -11,6 +11,7 @@
 #include "CLI/CLI.hpp"
 #include "inference_worker/cpu/kernels.h"
 #include "nlohmann/json.hpp"
+#include "tools/bench/conditions.h"
 #include "tools/bench/kernels/floor.h"
 
 namespace promptcache::bench {
@@ -282,7 +283,11 @@ nlohmann::json ToJson(const Result& r) {
 }
 
 int Run(const Settings& settings) {
-  nlohmann::json json = nlohmann::json::array();
+  const Conditions conditions = ReadConditions(
+      "memory bandwidth and the arithmetic peak, measured first: the column "
+      "\"floor\"");
+  nlohmann::json json = {{"conditions", ToJson(conditions)}};
+  if (!settings.json) std::printf("%s", ToText(conditions).c_str());
   for (const std::string& name : settings.kernels) {
     uint32_t last = 0;
     for (uint32_t threads : settings.threads) {
@@ -296,7 +301,9 @@ int Run(const Settings& settings) {
       Bench bench(kernels->get(), settings);
       bench.Run();
       if (settings.json) {
-        for (const Result& r : bench.results()) json.push_back(ToJson(r));
+        for (const Result& r : bench.results()) {
+          json["results"].push_back(ToJson(r));
+        }
       } else {
         PrintTable(bench, name, last);
       }

@@ -1,0 +1,87 @@
+#include "tools/bench/conditions.h"
+
+#include <sched.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+
+namespace promptcache::bench {
+namespace {
+
+// The value of the first line of /proc/cpuinfo that begins so.
+std::string CpuInfo(absl::string_view field) {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    absl::string_view rest = line;
+    if (!absl::ConsumePrefix(&rest, field)) continue;
+    const size_t colon = rest.find(": ");
+    if (colon != absl::string_view::npos) {
+      return std::string(rest.substr(colon + 2));
+    }
+  }
+  return "";
+}
+
+std::string Vectors() {
+  const std::string flags = absl::StrCat(" ", CpuInfo("flags"), " ");
+  const auto has = [&flags](absl::string_view name) {
+    return flags.find(absl::StrCat(" ", name, " ")) != std::string::npos;
+  };
+  if (has("amx_tile")) return "AMX";
+  if (has("avx512f")) return "AVX-512";
+  return has("avx2") ? "AVX2" : "";
+}
+
+uint32_t Cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0
+             ? static_cast<uint32_t>(CPU_COUNT(&set))
+             : 0;
+}
+
+std::string Command() {
+  std::ifstream file("/proc/self/cmdline");
+  std::string words((std::istreambuf_iterator<char>(file)), {});
+  if (!words.empty()) words.pop_back();  // each ends with a zero byte
+  return absl::StrReplaceAll(words, {{absl::string_view("\0", 1), " "}});
+}
+
+}  // namespace
+
+Conditions ReadConditions(std::string held_against) {
+  Conditions conditions{.processor = CpuInfo("model name"),
+                        .cores = Cores(),
+                        .vectors = Vectors(),
+                        .command = Command(),
+                        .held_against = std::move(held_against)};
+  getloadavg(&conditions.load, 1);
+  return conditions;
+}
+
+std::string ToText(const Conditions& conditions) {
+  return absl::StrFormat(
+      "%s, %u cores%s%s, load before %.1f\n%s\nheld against: %s\n",
+      conditions.processor, conditions.cores,
+      conditions.vectors.empty() ? "" : ", ", conditions.vectors,
+      conditions.load, conditions.command, conditions.held_against);
+}
+
+nlohmann::json ToJson(const Conditions& conditions) {
+  return {{"processor", conditions.processor},
+          {"cores", conditions.cores},
+          {"vectors", conditions.vectors},
+          {"load", conditions.load},
+          {"command", conditions.command},
+          {"held_against", conditions.held_against}};
+}
+
+}  // namespace promptcache::bench
