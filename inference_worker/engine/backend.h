@@ -15,6 +15,8 @@ namespace promptcache::worker {
 
 enum class LogitsWanted { kNone, kLast, kAll };
 
+struct TokenChoice;  // sampler.h
+
 // What rows of an encoder-decoder model are; other models have kDecoder only.
 enum class RowPart {
   kDecoder,
@@ -52,6 +54,10 @@ struct RowGroup {
   // private pages, the writable alias for a reservation's).
   std::byte* const* own_write_pages = nullptr;
   LogitsWanted logits = LogitsWanted::kNone;
+  // With kLast, of a backend that chooses_tokens(): the token that follows is
+  // chosen where the logits are and written into choice->token; they do not
+  // come back. Null: they do.
+  TokenChoice* choice = nullptr;
   // Learned positions only: what makes `position` one of the schema's layout,
   // which is what a table of embeddings knows. PlanModule::schema_start for the
   // rows of a module being encoded, else 0.
@@ -72,8 +78,9 @@ class Backend {
 
   // One ragged pass over all groups. On success `logits` holds
   // [number of rows that asked for them][vocab_size], in the order of groups
-  // and rows. InvalidArgument, before anything is written, for a token id,
-  // position or view out of range.
+  // and rows, without the rows that have a choice, whose tokens are written.
+  // InvalidArgument, before anything is written, for a token id, position or
+  // view out of range, and for a choice where none is made.
   virtual absl::Status Forward(std::span<const RowGroup> groups,
                                std::vector<float>* logits) = 0;
 
@@ -84,6 +91,10 @@ class Backend {
   // of the model fingerprint of module keys.
   virtual const std::string& numerics() const = 0;
   virtual uint32_t num_threads() const = 0;
+  // Whether row groups may have a choice: worth it where logits are far away.
+  // What is chosen is what Sampler would choose from the logits, but for a
+  // draw within a rounding of the border between two tokens.
+  virtual bool chooses_tokens() const { return false; }
 
   // Encoder-decoder models: the token that the decoder begins with. None: a
   // decoder without an encoder.

@@ -1,31 +1,24 @@
 #include "inference_worker/engine/cuda_backend.h"
 
-#include <cstring>
-#include <map>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "common/status_macros.h"
-#include "cuda/runtime/cuda_graph.h"
 #include "inference_worker/engine/cuda_attention.h"
 #include "inference_worker/engine/cuda_encoder_decoder.h"
+#include "inference_worker/engine/cuda_head.h"
 #include "inference_worker/engine/cuda_layers.h"
-#include "inference_worker/engine/cuda_logits.h"
 #include "inference_worker/engine/cuda_model.h"
 #include "inference_worker/engine/cuda_weights.h"
 #include "inference_worker/engine/families/config_check.h"
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/families/reuse.h"
+#include "inference_worker/engine/pass_graphs.h"
 #include "inference_worker/engine/pass_input.h"
 #include "inference_worker/engine/row_groups.h"
 
 namespace promptcache::worker {
 namespace {
-
-// A pass of more rows is long enough for its launches not to show.
-constexpr int32_t kGraphRows = 64;
-constexpr size_t kMaxGraphs = 32;
 
 class CudaBackend final : public Backend {
  public:
@@ -46,7 +39,7 @@ class CudaBackend final : public Backend {
         input_(*options.device),
         attention_(*options.device,
                    PlanOptions(config, options, options.page_tokens)),
-        logits_(*options.device) {}
+        head_(*layers_, weights_, config.vocab_size) {}
 
   absl::Status Forward(std::span<const RowGroup> groups,
                        std::vector<float>* logits) override;
@@ -56,20 +49,16 @@ class CudaBackend final : public Backend {
   uint32_t context_length() const override { return context_length_; }
   const std::string& numerics() const override { return numerics_; }
   uint32_t num_threads() const override { return 1; }
+  bool chooses_tokens() const override { return true; }
 
  private:
-  // Everything that a recorded graph depends on, besides addresses.
-  using GraphKey = std::vector<size_t>;
-
   absl::Status Run(std::vector<float>* logits);
   void DescribePass(std::span<const RowGroup> groups);
   absl::Status Prepare();
-  absl::Status RunPass();
   absl::Status RunLayers();
   absl::Status RunLayer(uint32_t index);
   absl::Status Attend(uint32_t index, const gpu::RopeView* rope);
-  absl::Status RunHead(int32_t first, int32_t num_rows);
-  GraphKey KeyOfPass() const;
+  PassGraphs::Key KeyOfPass() const;
 
   const ModelConfig config_;
   const CudaBackendOptions options_;
@@ -83,20 +72,17 @@ class CudaBackend final : public Backend {
   // Of the pass that is running; kept for the next one's sake.
   PassInput input_;
   CudaAttention attention_;
-  CudaLogits logits_;
+  CudaHead head_;
   std::vector<int32_t> ids_;
   std::vector<int32_t> table_rows_;  // of learned positions
-  std::vector<int32_t> logit_rows_;  // rows that want logits
   std::vector<gpu::KvSlot> slots_;
   std::vector<gpu::AttentionGroup> groups_;
   int32_t num_rows_ = 0;
   size_t ids_at_ = 0;
   size_t table_rows_at_ = 0;
-  size_t logit_rows_at_ = 0;
   size_t slots_at_ = 0;
 
-  std::map<GraphKey, gpu::CudaGraph> graphs_;
-  std::set<GraphKey> seen_once_;
+  PassGraphs graphs_;
 };
 
 absl::Status CudaBackend::Forward(std::span<const RowGroup> groups,
@@ -108,10 +94,12 @@ absl::Status CudaBackend::Forward(std::span<const RowGroup> groups,
       .num_positions = config_.positions == PositionKind::kLearned
                            ? config_.context_length
                            : 0,
+      .chooses_tokens = true,
   };
   PC_RETURN_IF_ERROR(CheckRowGroups(groups, limits));
   DescribePass(groups);
-  logits->resize(logit_rows_.size() * config_.vocab_size);
+  logits->resize(static_cast<size_t>(head_.num_returned()) *
+                 config_.vocab_size);
   if (num_rows_ == 0) return absl::OkStatus();
   PC_RETURN_IF_ERROR(options_.device->MakeCurrent());
   const absl::Status status = Run(logits);
@@ -125,7 +113,7 @@ absl::Status CudaBackend::Forward(std::span<const RowGroup> groups,
 void CudaBackend::DescribePass(std::span<const RowGroup> groups) {
   ids_.clear();
   table_rows_.clear();
-  logit_rows_.clear();
+  head_.Clear();
   slots_.clear();
   groups_.clear();
   for (const RowGroup& group : groups) {
@@ -141,7 +129,7 @@ void CudaBackend::DescribePass(std::span<const RowGroup> groups) {
     }
     const size_t end = ids_.size();
     for (size_t row = end - NumLogitRows(group); row < end; ++row) {
-      logit_rows_.push_back(static_cast<int32_t>(row));
+      head_.Add(static_cast<int32_t>(row), group.choice);
     }
     AppendSlots(group, group.own, group.own_write_pages, layout_.page_tokens,
                 &slots_);
@@ -159,68 +147,41 @@ absl::Status CudaBackend::Prepare() {
   input_.Clear();
   ids_at_ = input_.Add(ids_);
   table_rows_at_ = input_.Add(table_rows_);
-  logit_rows_at_ = input_.Add(logit_rows_);
+  head_.AddTo(input_);
   slots_at_ = input_.Add(slots_);
   attention_.Plan(groups_, input_);
-  const auto num_logits = static_cast<int32_t>(logit_rows_.size());
-  PC_ASSIGN_OR_RETURN(const bool moved_input, input_.Reserve());
-  PC_ASSIGN_OR_RETURN(const bool moved_states, attention_.Reserve());
-  PC_ASSIGN_OR_RETURN(const bool moved_rows,
-                      layers_->Reserve(num_rows_, num_logits));
-  if (moved_input || moved_states || moved_rows) {
-    graphs_.clear();
-    seen_once_.clear();
-  }
+  PC_RETURN_IF_ERROR(graphs_.AfterReserve(input_.Reserve()));
+  PC_RETURN_IF_ERROR(graphs_.AfterReserve(attention_.Reserve()));
+  PC_RETURN_IF_ERROR(
+      graphs_.AfterReserve(layers_->Reserve(num_rows_, head_.num_rows())));
+  PC_RETURN_IF_ERROR(graphs_.AfterReserve(head_.Reserve()));
   return input_.Upload(layers_->stream());
 }
 
-CudaBackend::GraphKey CudaBackend::KeyOfPass() const {
+PassGraphs::Key CudaBackend::KeyOfPass() const {
   const gpu::AttentionGrid& grid = attention_.grid();
-  GraphKey key = {static_cast<size_t>(num_rows_), logit_rows_.size(),
-                  grid.large_items, grid.small_items, grid.merged_rows};
+  PassGraphs::Key key = {static_cast<size_t>(num_rows_),
+                         static_cast<size_t>(head_.num_rows()),
+                         static_cast<size_t>(head_.num_returned()),
+                         grid.large_items,
+                         grid.small_items,
+                         grid.merged_rows};
   key.insert(key.end(), input_.layout().begin(), input_.layout().end());
   return key;
 }
 
 absl::Status CudaBackend::Run(std::vector<float>* logits) {
   PC_RETURN_IF_ERROR(Prepare());
-  gpu::Stream& stream = layers_->stream();
-  const auto num_logits = static_cast<int32_t>(logit_rows_.size());
-  const int32_t block = CudaLayers::kLogitRows;
-  if (options_.graphs && num_rows_ <= kGraphRows && num_logits <= block) {
-    PC_RETURN_IF_ERROR(RunPass());
-    return logits_.Read(layers_->act().logits, logits->size(), stream,
-                        logits->data());
+  if (options_.graphs && num_rows_ <= PassGraphs::kMaxRows) {
+    const auto pass = [this] {
+      PC_RETURN_IF_ERROR(RunLayers());
+      return head_.Run(input_);
+    };
+    PC_RETURN_IF_ERROR(graphs_.Run(KeyOfPass(), layers_->stream(), pass));
+    return head_.Read(logits->data());
   }
   PC_RETURN_IF_ERROR(RunLayers());
-  float* to = logits->data();
-  for (int32_t first = 0; first < num_logits; first += block) {
-    const int32_t rows = std::min(block, num_logits - first);
-    const size_t count = static_cast<size_t>(rows) * config_.vocab_size;
-    PC_RETURN_IF_ERROR(RunHead(first, rows));
-    PC_RETURN_IF_ERROR(logits_.Read(layers_->act().logits, count, stream, to));
-    to += count;
-  }
-  return num_logits > 0 ? absl::OkStatus() : stream.Synchronize();
-}
-
-// The layers and the head: at first as they are (cuBLASLt chooses algorithms
-// then), recorded when a pass of the same shape comes again.
-absl::Status CudaBackend::RunPass() {
-  const auto body = [this] {
-    PC_RETURN_IF_ERROR(RunLayers());
-    return RunHead(0, static_cast<int32_t>(logit_rows_.size()));
-  };
-  GraphKey key = KeyOfPass();
-  auto it = graphs_.find(key);
-  if (it == graphs_.end()) {
-    if (seen_once_.insert(key).second) return body();
-    if (graphs_.size() == kMaxGraphs) graphs_.clear();
-    PC_ASSIGN_OR_RETURN(gpu::CudaGraph graph,
-                        gpu::CudaGraph::Record(layers_->stream(), body));
-    it = graphs_.emplace(std::move(key), std::move(graph)).first;
-  }
-  return it->second.Launch(layers_->stream());
+  return head_.RunAndRead(input_, logits->data());
 }
 
 absl::Status CudaBackend::RunLayers() {
@@ -289,15 +250,6 @@ absl::Status CudaBackend::Attend(uint32_t index, const gpu::RopeView* rope) {
     params.rope_factor = rope == &*positions_.rope ? positions_.factor : 1.0f;
   }
   return attention_.Launch(params, input_, layers_->stream());
-}
-
-// Logits of the rows [first, first + num_rows) of those that want them.
-absl::Status CudaBackend::RunHead(int32_t first, int32_t num_rows) {
-  if (num_rows == 0) return absl::OkStatus();
-  PC_RETURN_IF_ERROR(
-      layers_->Normalize(weights_.output_norm, num_rows,
-                         input_.At<int32_t>(logit_rows_at_) + first));
-  return layers_->ProjectToVocabulary(weights_, num_rows);
 }
 
 }  // namespace

@@ -9,8 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "inference_worker/engine/cuda_attention.h"
-#include "inference_worker/engine/cuda_logits.h"
+#include "inference_worker/engine/cuda_head.h"
 #include "inference_worker/engine/cuda_model.h"
+#include "inference_worker/engine/cuda_readback.h"
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/families/relative_bias.h"
 #include "inference_worker/engine/pass_input.h"
@@ -59,7 +60,8 @@ class CudaEncoderDecoder final : public Backend {
                         PlanOptions(config, options, options.page_tokens)),
         cross_attention_(*options.device,
                          PlanOptions(config, options, options.page_tokens)),
-        logits_(*options.device) {}
+        head_(*layers_, weights_, config.vocab_size),
+        readback_(*options.device) {}
 
   absl::Status MakeBiases() {
     PC_ASSIGN_OR_RETURN(encoder_bias_,
@@ -81,6 +83,7 @@ class CudaEncoderDecoder final : public Backend {
   uint32_t context_length() const override { return config_.context_length; }
   const std::string& numerics() const override { return numerics_; }
   uint32_t num_threads() const override { return 1; }
+  bool chooses_tokens() const override { return true; }
   std::optional<int32_t> decoder_start() const override {
     return config_.decoder_start_token;
   }
@@ -132,7 +135,6 @@ class CudaEncoderDecoder final : public Backend {
   gpu::AttentionParams ParamsOf(const KvLayout& layout, uint32_t layer) const;
   CudaLayers::SplitPlaces PlacesOf(const KvLayout& layout, uint32_t layer,
                                    size_t slots_at) const;
-  absl::Status ReadLogits(float* logits);
 
   const ModelConfig config_;
   const CudaBackendOptions options_;
@@ -149,11 +151,10 @@ class CudaEncoderDecoder final : public Backend {
   CudaAttention encoder_attention_;
   CudaAttention self_attention_;
   CudaAttention cross_attention_;
-  CudaLogits logits_;
+  CudaHead head_;
+  CudaReadback readback_;
   Stack encoder_;
   Stack decoder_;
-  std::vector<int32_t> logit_rows_;
-  size_t logit_rows_at_ = 0;
   std::vector<gpu::KvSlot> cross_slots_;
   size_t cross_slots_at_ = 0;
   std::vector<gpu::AttentionGroup> groups_;
@@ -168,9 +169,11 @@ absl::Status CudaEncoderDecoder::Forward(std::span<const RowGroup> groups,
       groups, {.layout = layout_,
                .vocab_size = config_.vocab_size,
                .max_distance = static_cast<int32_t>(config_.context_length) - 1,
-               .encoder_decoder = true}));
+               .encoder_decoder = true,
+               .chooses_tokens = true}));
   SortRows(groups);
-  logits->resize(logit_rows_.size() * config_.vocab_size);
+  logits->resize(static_cast<size_t>(head_.num_returned()) *
+                 config_.vocab_size);
   if (encoder_.ids.empty() && decoder_.ids.empty()) return absl::OkStatus();
   PC_RETURN_IF_ERROR(options_.device->MakeCurrent());
   const absl::Status status = Run(logits);
@@ -187,8 +190,7 @@ absl::Status CudaEncoderDecoder::Run(std::vector<float>* logits) {
     PC_RETURN_IF_ERROR(WriteCrossStates());
   }
   if (!decoder_.ids.empty()) PC_RETURN_IF_ERROR(RunDecoder());
-  PC_RETURN_IF_ERROR(ReadLogits(logits->data()));
-  return layers_->stream().Synchronize();
+  return head_.RunAndRead(input_, logits->data());
 }
 
 absl::Status CudaEncoderDecoder::EncoderOutput(std::span<const int32_t> tokens,
@@ -208,14 +210,14 @@ absl::Status CudaEncoderDecoder::EncoderOutput(std::span<const int32_t> tokens,
   output->resize(config_.hidden_dim);
   const float* last =
       layers_->act().residual + (tokens.size() - 1) * config_.hidden_dim;
-  return logits_.Read(last, config_.hidden_dim, layers_->stream(),
-                      output->data());
+  return readback_.Read(last, config_.hidden_dim, layers_->stream(),
+                        output->data());
 }
 
 void CudaEncoderDecoder::SortRows(std::span<const RowGroup> groups) {
   encoder_.Clear();
   decoder_.Clear();
-  logit_rows_.clear();
+  head_.Clear();
   size_t segment = 0;
   for (const RowGroup& group : groups) {
     const bool encoder = group.part != RowPart::kDecoder;
@@ -228,7 +230,7 @@ void CudaEncoderDecoder::SortRows(std::span<const RowGroup> groups) {
     if (encoder) continue;
     const size_t end = stack.ids.size();
     for (size_t row = end - NumLogitRows(group); row < end; ++row) {
-      logit_rows_.push_back(static_cast<int32_t>(row));
+      head_.Add(static_cast<int32_t>(row), group.choice);
     }
   }
 }
@@ -262,8 +264,9 @@ absl::Status CudaEncoderDecoder::Prepare(bool cross_states) {
   PC_RETURN_IF_ERROR(
       layers_
           ->Reserve(std::max(encoder_.num_rows(), decoder_.num_rows()),
-                    static_cast<int32_t>(logit_rows_.size()))
+                    head_.num_rows())
           .status());
+  PC_RETURN_IF_ERROR(head_.Reserve().status());
   return input_.Upload(layers_->stream());
 }
 
@@ -315,7 +318,7 @@ void CudaEncoderDecoder::DescribeDecoder() {
   }
   decoder_.ids_at = input_.Add(decoder_.ids);
   decoder_.slots_at = input_.Add(decoder_.slots);
-  logit_rows_at_ = input_.Add(logit_rows_);
+  head_.AddTo(input_);
   self_attention_.Plan(groups_, input_);
   for (size_t i = 0; i < groups_.size(); ++i) {
     groups_[i].visible = decoder_.groups[i].group->visible;
@@ -429,23 +432,6 @@ absl::Status CudaEncoderDecoder::AttendToEncoder(uint32_t layer) {
                                              layers_->stream()));
   return layers_->AddProduct(act.attention, {.weights = cross.out}, {},
                              num_rows);
-}
-
-absl::Status CudaEncoderDecoder::ReadLogits(float* logits) {
-  const auto num_logits = static_cast<int32_t>(logit_rows_.size());
-  const int32_t block = CudaLayers::kLogitRows;
-  for (int32_t first = 0; first < num_logits; first += block) {
-    const int32_t rows = std::min(block, num_logits - first);
-    const size_t count = static_cast<size_t>(rows) * config_.vocab_size;
-    PC_RETURN_IF_ERROR(
-        layers_->Normalize(weights_.output_norm, rows,
-                           input_.At<int32_t>(logit_rows_at_) + first));
-    PC_RETURN_IF_ERROR(layers_->ProjectToVocabulary(weights_, rows));
-    PC_RETURN_IF_ERROR(
-        logits_.Read(layers_->act().logits, count, layers_->stream(), logits));
-    logits += count;
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace

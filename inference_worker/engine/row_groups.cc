@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "inference_worker/engine/sampler.h"
 
 namespace promptcache::worker {
 namespace {
@@ -140,12 +141,24 @@ absl::Status CheckPart(const RowGroup& group, const RowGroup* before,
   return absl::OkStatus();
 }
 
+absl::Status CheckChoice(const RowGroup& group, const PassLimits& limits) {
+  if (group.choice == nullptr) return absl::OkStatus();
+  if (!limits.chooses_tokens) {
+    return Invalid("a token is to be chosen, which this backend does not do");
+  }
+  if (group.logits != LogitsWanted::kLast || group.tokens.empty()) {
+    return Invalid("a token is to be chosen, but not after one last row");
+  }
+  return group.choice->options.Validate();
+}
+
 absl::Status CheckGroup(const RowGroup& group, const RowGroup* before,
                         const PassLimits& limits) {
   if (group.tokens.size() > kMaxTokens) {
     return Invalid(group.tokens.size(), " rows exceed ", kMaxTokens);
   }
   PC_RETURN_IF_ERROR(CheckPart(group, before, limits));
+  PC_RETURN_IF_ERROR(CheckChoice(group, limits));
   PC_RETURN_IF_ERROR(CheckTokens(group.tokens, limits.vocab_size));
   PC_RETURN_IF_ERROR(CheckEmbeddingPositions(group, limits));
   PC_RETURN_IF_ERROR(CheckOwn(group, limits));

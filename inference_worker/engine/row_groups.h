@@ -17,6 +17,7 @@ struct PassLimits {
   // Positions that a learned table has; 0: there is no table.
   uint32_t num_positions = 0;
   bool encoder_decoder = false;
+  bool chooses_tokens = false;
 };
 
 // InvalidArgument, naming the group and the numbers, for anything that a pass
@@ -26,7 +27,7 @@ struct PassLimits {
 absl::Status CheckRowGroups(std::span<const RowGroup> groups,
                             const PassLimits& limits);
 
-// Rows of a group that want logits.
+// Rows of a group that want logits, or a token chosen from them.
 size_t NumLogitRows(const RowGroup& group);
 
 }  // namespace promptcache::worker

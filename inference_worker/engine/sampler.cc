@@ -59,12 +59,34 @@ absl::Status SamplingOptions::Validate() const {
 
 int32_t Sampler::Sample(std::span<const float> logits,
                         std::span<const int32_t> history) {
-  const uint64_t step = step_++;
+  const int32_t token = Choose(logits, NextChoice(history));
+  CountStep();
+  return token;
+}
+
+TokenChoice Sampler::NextChoice(std::span<const int32_t> history) {
+  penalized_.clear();
+  if (options_.repetition_penalty != 1) {
+    const size_t window =
+        std::min<size_t>(options_.repetition_window, history.size());
+    const std::span<const int32_t> recent = history.last(window);
+    penalized_.assign(recent.begin(), recent.end());
+    std::ranges::sort(penalized_);
+    const auto repeated = std::ranges::unique(penalized_);
+    penalized_.erase(repeated.begin(), repeated.end());
+  }
+  return {.options = options_,
+          .penalized = penalized_,
+          .uniform = UniformDraw(options_.seed, step_)};
+}
+
+int32_t Sampler::Choose(std::span<const float> logits,
+                        const TokenChoice& choice) {
   scratch_.resize(logits.size());
   for (size_t i = 0; i < logits.size(); ++i) {
     scratch_[i] = {Usable(logits[i]), static_cast<int32_t>(i)};
   }
-  Penalize(history);
+  Penalize(choice.penalized);
   const Candidate best = *std::ranges::min_element(scratch_, Better);
   // With an infinite best there is nothing left to weigh.
   if (options_.temperature == 0 || std::isinf(best.first)) return best.second;
@@ -72,20 +94,12 @@ int32_t Sampler::Sample(std::span<const float> logits,
   Exponentiate(best.first);
   KeepTopP();
   KeepMinP();
-  return Draw(UniformDraw(options_.seed, step));
+  return Draw(choice.uniform);
 }
 
-void Sampler::Penalize(std::span<const int32_t> history) {
+void Sampler::Penalize(std::span<const int32_t> ids) {
   const float penalty = options_.repetition_penalty;
-  if (penalty == 1) return;
-  const size_t window =
-      std::min<size_t>(options_.repetition_window, history.size());
-  const std::span<const int32_t> recent = history.last(window);
-  penalized_.assign(recent.begin(), recent.end());
-  std::ranges::sort(penalized_);
-  const auto repeated = std::ranges::unique(penalized_);
-  penalized_.erase(repeated.begin(), repeated.end());
-  for (const int32_t id : penalized_) {
+  for (const int32_t id : ids) {
     if (id < 0 || static_cast<size_t>(id) >= scratch_.size()) continue;
     float& logit = scratch_[static_cast<size_t>(id)].first;
     logit = logit > 0 ? logit / penalty : logit * penalty;

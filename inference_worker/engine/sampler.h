@@ -30,6 +30,17 @@ struct SamplingOptions {
 // The number drawn at a step, in [0, 1): a function of seed and step alone.
 double UniformDraw(uint64_t seed, uint64_t step);
 
+// One step's choice, all that is needed to make it where the logits are
+// (Backend::chooses_tokens).
+struct TokenChoice {
+  SamplingOptions options;
+  // What the repetition penalty applies to, each id once; ids out of the
+  // vocabulary are ignored. Points into the sampler that describes the step.
+  std::span<const int32_t> penalized;
+  double uniform = 0;  // UniformDraw of the step
+  int32_t token = -1;  // what was chosen; of whoever chooses
+};
+
 // Thread-compatible; one per request. A logit that is not a number counts as
 // one that can never be chosen; if none can, the lowest id is returned.
 class Sampler {
@@ -43,10 +54,18 @@ class Sampler {
   int32_t Sample(std::span<const float> logits,
                  std::span<const int32_t> history);
 
+  // In two parts, for whoever has the logits: what the next step is, valid
+  // until the next call of either, and that a token was chosen by it. A step
+  // that is described and not counted is described again.
+  TokenChoice NextChoice(std::span<const int32_t> history);
+  void CountStep() { ++step_; }
+  // What a choice with this sampler's options comes to.
+  int32_t Choose(std::span<const float> logits, const TokenChoice& choice);
+
  private:
   using Candidate = std::pair<float, int32_t>;  // logit, later weight; id
 
-  void Penalize(std::span<const int32_t> history);
+  void Penalize(std::span<const int32_t> ids);
   void KeepTopK();
   // Turns logits into weights relative to the best one.
   void Exponentiate(float best);

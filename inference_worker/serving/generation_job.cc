@@ -193,8 +193,19 @@ void GenerationJob::Emit(TokenEvent event) {
   }
 }
 
+TokenChoice* GenerationJob::NextChoice() {
+  choice_ = tokens_.NextChoice();
+  return choice_.has_value() ? &*choice_ : nullptr;
+}
+
 void GenerationJob::Sample(std::span<const float> logits) {
-  Emit(tokens_.Next(logits));
+  AddToken(tokens_.Next(logits));
+}
+
+void GenerationJob::TakeChosen() { AddToken(tokens_.Next(choice_->token)); }
+
+void GenerationJob::AddToken(TokenEvent event) {
+  Emit(std::move(event));
   sampled = true;
   if (state == State::kDecode && tokens_.finished()) {
     Complete();

@@ -67,8 +67,13 @@ class GenerationJob {
   // for the fresh parts. The job has rows, or has finished its stage. Fails
   // when a GPU does.
   absl::Status BeginStage();
-  // A token was sampled from the logits of its last row.
+  // How the token after its last row is chosen where the logits are, valid
+  // until the next call; null when the logits are wanted here.
+  TokenChoice* NextChoice();
+  // The token after its last row: sampled from that row's logits, or what
+  // NextChoice came to.
   void Sample(std::span<const float> logits);
+  void TakeChosen();
   // Prefill is done and committed: events may flow.
   void StartDecoding();
   // With `retain`, the tail that is to be kept: the sequence's tokens up to its
@@ -118,6 +123,7 @@ class GenerationJob {
   std::vector<std::byte*> TakePages(uint64_t count);
   uint64_t AllModulePages() const;
   void MakeExecution();
+  void AddToken(TokenEvent event);
   void Emit(TokenEvent event);
   // The answer is complete.
   void Complete();
@@ -130,6 +136,7 @@ class GenerationJob {
   const std::optional<int32_t> decoder_start_;  // of an encoder-decoder
   const uint32_t room_;  // tokens that fit after the plan
   TokenStream tokens_;
+  std::optional<TokenChoice> choice_;
   std::unique_ptr<PlanExecution> execution_;
   std::vector<std::byte*> held_pages_;   // all that are ours
   std::vector<std::byte*> spare_pages_;  // of those: not used yet

@@ -104,7 +104,8 @@ class Scheduler {
     size_t first_group = 0;
     size_t num_groups = 0;
     size_t rows = 0;
-    size_t logit_rows = 0;
+    size_t logit_rows = 0;  // whose logits come back
+    bool chosen = false;    // its token is chosen by the backend
   };
 
   Scheduler(const Options& options, Backend* backend, PrivatePages* pages,

@@ -27,7 +27,14 @@ void Scheduler::AddShare(GenerationJob* job, size_t max_rows,
   share.rows = job->execution()->NextRows(max_rows, groups);
   share.num_groups = groups->size() - share.first_group;
   for (size_t g = share.first_group; g < groups->size(); ++g) {
-    if ((*groups)[g].logits == LogitsWanted::kLast) ++share.logit_rows;
+    RowGroup& group = (*groups)[g];
+    if (group.logits != LogitsWanted::kLast) continue;
+    if (backend_->chooses_tokens()) group.choice = job->NextChoice();
+    if (group.choice != nullptr) {
+      share.chosen = true;
+    } else {
+      ++share.logit_rows;
+    }
   }
   shares->push_back(share);
 }
@@ -128,6 +135,7 @@ void Scheduler::FinishShare(const Share& share, std::span<const float> logits) {
   rows_ += share.rows;
   job->execution()->Advance(share.rows);
   if (share.logit_rows > 0) job->Sample(logits);
+  if (share.chosen) job->TakeChosen();
   if (job->state == State::kRetaining) StartRetain(SharedJob(job));
   if (job->state == State::kPrefill &&
       (job->sampled || job->execution()->rows_left() == 0)) {

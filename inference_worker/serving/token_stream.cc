@@ -1,6 +1,7 @@
 #include "inference_worker/serving/token_stream.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace promptcache::worker {
 
@@ -32,6 +33,22 @@ TokenEvent TokenStream::Next(std::span<const float> logits) {
   TokenEvent event;
   event.id = sampler_.Sample(logits, history_);
   if (top_logprobs_ > 0) Describe(logits, &event);
+  return Finish(std::move(event));
+}
+
+TokenEvent TokenStream::Next(int32_t chosen) {
+  sampler_.CountStep();
+  TokenEvent event;
+  event.id = chosen;
+  return Finish(std::move(event));
+}
+
+std::optional<TokenChoice> TokenStream::NextChoice() {
+  if (top_logprobs_ > 0) return std::nullopt;
+  return sampler_.NextChoice(history_);
+}
+
+TokenEvent TokenStream::Finish(TokenEvent event) {
   history_.push_back(event.id);
   generated_.push_back(event.id);
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,8 +23,13 @@ class TokenStream {
   TokenStream(const Tokenizer* tokenizer, const GenerationRequest& request,
               uint32_t room);
 
-  // One step. REQUIRES: !finished().
+  // One step, from logits or, when the token was chosen as NextChoice says,
+  // from that. REQUIRES: !finished().
   TokenEvent Next(std::span<const float> logits);
+  TokenEvent Next(int32_t chosen);
+  // How the next token is chosen, for who has the logits, valid until the next
+  // step; none where the logits are wanted, for log-probabilities.
+  std::optional<TokenChoice> NextChoice();
 
   bool finished() const { return reason_ != FinishReason::kNone; }
   FinishReason finish_reason() const { return reason_; }
@@ -33,6 +39,8 @@ class TokenStream {
   std::string LogitsSha256();
 
  private:
+  // What follows from the token, and its event.
+  TokenEvent Finish(TokenEvent event);
   void Describe(std::span<const float> logits, TokenEvent* event);
 
   const Tokenizer* const tokenizer_;

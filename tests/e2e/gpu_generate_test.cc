@@ -79,6 +79,27 @@ TEST_P(GpuGenerateTest, TokensAreThoseOfTheCpu) {
   EXPECT_GT(compared, 0u);
 }
 
+// Without log-probabilities no logits come back from the GPU: the tokens are
+// those that the worker would sample from them.
+TEST_P(GpuGenerateTest, TokensChosenOnTheGpuAreTheSamplers) {
+  const auto gpu = StartGpuWorker();
+  PC_ASSERT_OK(gpu->PutSchema(SmallSchema("lib")));
+  v1::GenerateRequest request = Request(kPrompt, 12);
+  for (const float temperature : {0.0f, 0.8f}) {
+    request.mutable_sampling()->set_temperature(temperature);
+    request.mutable_sampling()->set_repetition_penalty(1.2f);
+    request.mutable_sampling()->set_seed(5);
+    request.set_top_logprobs(1);
+    const Answer sampled = gpu->Generate(request);
+    PC_ASSERT_OK(sampled.status);
+    request.set_top_logprobs(0);
+    const Answer chosen = gpu->Generate(request);
+    PC_ASSERT_OK(chosen.status);
+    EXPECT_EQ(chosen.ids, sampled.ids) << temperature;
+    EXPECT_TRUE(chosen.completed.logits_sha256().empty());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Handles, GpuGenerateTest,
                          ::testing::Values("ipc", "fd"),
                          [](const auto& test) { return test.param; });

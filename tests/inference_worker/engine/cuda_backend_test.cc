@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "inference_worker/engine/private_span.h"
+#include "inference_worker/engine/sampler.h"
 #include "tests/inference_worker/engine/test_gpu.h"
 #include "tests/inference_worker/engine/tiny_model.h"
 #include "tests/support/status_matchers.h"
@@ -155,6 +156,86 @@ TEST_F(CudaBackendTest, RecordedBatchesFollowTheirRows) {
     PC_ASSERT_OK(recorded->Forward(groups_a, &got));
     PC_ASSERT_OK(direct->Forward(groups_b, &want));
     EXPECT_TRUE(SameBits(got, want)) << round;
+  }
+}
+
+// Steps of a batch in which some want logits and some the token alone: the
+// CPU's sampler, from the logits of the same pass, says which.
+TEST_F(CudaBackendTest, ChosenTokensAreTheSamplers) {
+  const auto backend = Make(/*invariant=*/true);
+  auto pool = Pool(*backend);
+  const SamplingOptions options[] = {
+      {},  // greedy
+      {.temperature = 1, .top_k = 40, .top_p = 0.9f, .seed = 3},
+      {.temperature = 2, .min_p = 0.02f, .repetition_penalty = 1.5f}};
+  std::vector<std::vector<int32_t>> texts;
+  std::vector<PrivateSpan> chosen, returned;
+  std::vector<Sampler> samplers;
+  for (uint32_t i = 0; i < 3; ++i) {
+    texts.push_back(RandomIds(5 + i, i));
+    chosen.emplace_back(*pool, 0);
+    returned.emplace_back(*pool, 0);
+    samplers.emplace_back(options[i]);
+  }
+  // Shapes repeat from the second step on.
+  for (int step = 0; step < 6; ++step) {
+    std::vector<RowGroup> groups;
+    std::vector<TokenChoice> choices(3);
+    for (size_t i = 0; i < 3; ++i) {
+      const Ids rows = step == 0 ? Ids(texts[i]) : Ids(texts[i]).last(1);
+      choices[i] = samplers[i].NextChoice(texts[i]);
+      for (auto* spans : {&returned, &chosen}) {
+        groups.push_back(*(*spans)[i].Append(rows, {}, LogitsWanted::kLast));
+      }
+      groups.back().choice = &choices[i];
+    }
+    Logits logits;
+    PC_ASSERT_OK(backend->Forward(groups, &logits));
+    ASSERT_EQ(logits.size(), 3u * backend->vocab_size());
+    for (size_t i = 0; i < 3; ++i) {
+      const std::span<const float> row = std::span(logits).subspan(
+          i * backend->vocab_size(), backend->vocab_size());
+      EXPECT_EQ(choices[i].token, samplers[i].Choose(row, choices[i]))
+          << "step " << step << ", request " << i;
+      samplers[i].CountStep();
+      texts[i].push_back(choices[i].token);
+    }
+  }
+}
+
+// More than a block of them, after rows whose logits come back.
+TEST_F(CudaBackendTest, ManyTokensAreChosenInBlocks) {
+  TinyLlamaSpec spec = HeadSpec();
+  spec.layers = 1;
+  const auto backend =
+      TinyCudaBackend(spec, {.batch_invariant = true, .invariant_rows = 16});
+  constexpr size_t kGroups = 280;
+  auto pool = Pool(*backend, kGroups);
+  const std::vector<int32_t> ids = RandomIds(kGroups, 4);
+  std::vector<PrivateSpan> spans;
+  std::vector<RowGroup> groups;
+  std::vector<TokenChoice> choices(kGroups);
+  spans.reserve(kGroups);
+  for (size_t i = 0; i < kGroups; ++i) {
+    PrivateSpan& span = spans.emplace_back(*pool, 0);
+    groups.push_back(
+        *span.Append(Ids(ids).subspan(i, 1), {}, LogitsWanted::kLast));
+    if (i % 7 != 0) groups.back().choice = &choices[i];
+  }
+  Logits some, all;
+  PC_ASSERT_OK(backend->Forward(groups, &some));
+  for (RowGroup& group : groups) group.choice = nullptr;
+  PC_ASSERT_OK(backend->Forward(groups, &all));
+  const size_t vocab = backend->vocab_size();
+  for (size_t i = 0; i < kGroups; ++i) {
+    const Logits row(all.begin() + static_cast<ptrdiff_t>(i * vocab),
+                     all.begin() + static_cast<ptrdiff_t>((i + 1) * vocab));
+    if (i % 7 != 0) {
+      EXPECT_EQ(choices[i].token, Argmax(row)) << i;
+    } else {
+      EXPECT_EQ(Argmax(std::span(some).subspan(i / 7 * vocab, vocab)),
+                Argmax(row));
+    }
   }
 }
 

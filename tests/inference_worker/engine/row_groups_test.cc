@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "inference_worker/engine/sampler.h"
 #include "tests/support/status_matchers.h"
 
 namespace promptcache::worker {
@@ -87,6 +88,28 @@ TEST(CheckRowGroupsTest, PartsAreThoseOfTheModel) {
   EXPECT_THAT(check({damaged}), refused("must be all"));
   limits.encoder_decoder = false;
   EXPECT_THAT(check({encoder}), refused("does not have"));
+}
+
+TEST(CheckRowGroupsTest, AChoiceIsOfALastRowWhereChoicesAreMade) {
+  PassLimits limits = kLimits;
+  limits.chooses_tokens = true;
+  TokenChoice choice;
+  Pass pass;
+  pass.group.choice = &choice;
+  pass.group.logits = LogitsWanted::kLast;
+  const auto check = [&](const PassLimits& by) {
+    return CheckRowGroups({&pass.group, 1}, by);
+  };
+  const auto refused = [](const char* why) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why));
+  };
+  PC_EXPECT_OK(check(limits));
+  EXPECT_THAT(check(kLimits), refused("this backend does not do"));
+  pass.group.logits = LogitsWanted::kAll;
+  EXPECT_THAT(check(limits), refused("not after one last row"));
+  pass.group.logits = LogitsWanted::kLast;
+  choice.options.top_p = 0;
+  EXPECT_THAT(check(limits), refused("top_p is 0"));
 }
 
 TEST(CheckRowGroupsTest, LearnedPositionsAreThoseOfTheTable) {

@@ -57,6 +57,22 @@ TEST(SamplerTest, GreedyTakesTheBestAndTheLowestIdOfATie) {
   EXPECT_EQ(Greedy({}, {7}, {}), 0);
 }
 
+TEST(SamplerTest, AStepInTwoPartsIsTheStep) {
+  const SamplingOptions options = {
+      .temperature = 1, .repetition_penalty = 3, .seed = 5};
+  const std::vector<float> logits = {1, 2, 1.5f, 0.5f, 1.8f, 1.1f};
+  const std::vector<int32_t> history = {4, 1, 4, 77};
+  Sampler whole(options);
+  Sampler parts(options);
+  for (int step = 0; step < 30; ++step) {
+    parts.NextChoice({});  // described and not counted
+    const TokenChoice choice = parts.NextChoice(history);
+    EXPECT_THAT(choice.penalized, ElementsAre(1, 4, 77));
+    EXPECT_EQ(parts.Choose(logits, choice), whole.Sample(logits, history));
+    parts.CountStep();
+  }
+}
+
 TEST(SamplerTest, DrawsFollowTheSoftmax) {
   // Weights 1 : 2 : 5.
   const std::vector<float> logits = {0, std::log(2.0f), std::log(5.0f)};

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "inference_worker/engine/sampler.h"
+
 namespace promptcache::worker {
 namespace {
 
@@ -197,6 +199,12 @@ absl::Status HashBackend::Forward(std::span<const RowGroup> groups,
       if (group.logits == LogitsWanted::kAll ||
           (group.logits == LogitsWanted::kLast && r + 1 == n)) {
         const std::vector<float> row = HashLogits(state, vocab_size_);
+        if (group.choice != nullptr) {
+          ++choices_;
+          group.choice->token =
+              Sampler(group.choice->options).Choose(row, *group.choice);
+          continue;
+        }
         logits->insert(logits->end(), row.begin(), row.end());
       }
     }

@@ -34,11 +34,15 @@ class HashBackend final : public Backend {
   uint32_t context_length() const override { return 4096; }
   const std::string& numerics() const override { return numerics_; }
   uint32_t num_threads() const override { return 1; }
+  bool chooses_tokens() const override { return chooses_tokens_.load(); }
 
   // Called at the start of each pass with its number; may block or fail.
   void SetHook(std::function<absl::Status(std::span<const RowGroup>)> hook) {
     hook_ = std::move(hook);
   }
+  // As a GPU would; the CPU's sampler does it.
+  void SetChoosesTokens(bool chooses) { chooses_tokens_.store(chooses); }
+  uint64_t choices() const { return choices_.load(); }
   uint64_t passes() const { return passes_.load(); }
   uint64_t rows() const { return rows_.load(); }
   // Views that named bytes of another local position than they said.
@@ -51,6 +55,8 @@ class HashBackend final : public Backend {
   const uint32_t vocab_size_;
   const std::string numerics_ = "hash";
   std::function<absl::Status(std::span<const RowGroup>)> hook_;
+  std::atomic<bool> chooses_tokens_{false};
+  std::atomic<uint64_t> choices_{0};
   std::atomic<uint64_t> passes_{0};
   std::atomic<uint64_t> rows_{0};
   std::atomic<uint64_t> faults_{0};

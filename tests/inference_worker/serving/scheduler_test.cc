@@ -377,6 +377,32 @@ TEST_F(SchedulerTest, StatesLostWhileDecodingNeverGiveAWrongAnswer) {
   faults_expected_ = true;
 }
 
+// Beside requests whose logits come back, and when a step is discarded.
+TEST_F(SchedulerTest, TokensThatTheBackendChoosesAreTheSamplers) {
+  Start();
+  GenerationRequest described = Request(PlanBuilder::Exact(7), 12);
+  described.sampling = {
+      .temperature = 0.9f, .top_k = 20, .repetition_penalty = 1.3f, .seed = 11};
+  const std::vector<int32_t> expected = Run(described)->tokens();
+  backend_.SetChoosesTokens(true);
+  GenerationRequest plain = described;
+  plain.top_logprobs = 0;
+  const auto beside = Submit(described);
+  const auto chosen = Run(plain);
+  EXPECT_TRUE(beside->WaitDone());
+  EXPECT_EQ(beside->tokens(), expected);
+  EXPECT_EQ(chosen->tokens(), expected);
+  EXPECT_EQ(backend_.choices(), 12u);
+  uint64_t passes = 0;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    if (++passes == 4) cache_.RevokeAll();
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(Run(plain)->tokens(), expected);
+  EXPECT_EQ(scheduler_->stats().discarded_steps, 1u);
+  faults_expected_ = true;
+}
+
 TEST_F(SchedulerTest, ADaemonThatGoesDownCostsTimeOnly) {
   options_.step_tokens = 17;
   for (uint64_t at = 1; at <= 5; ++at) {

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstring>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "common/status_macros.h"
@@ -10,16 +11,17 @@
 
 namespace promptcache::worker {
 
-// Floats back from the device, through pinned memory. Thread-compatible. Must
+// Values back from the device, through pinned memory. Thread-compatible. Must
 // not outlive the device.
-class CudaLogits {
+class CudaReadback {
  public:
-  explicit CudaLogits(gpu::Device& device) : device_(device) {}
+  explicit CudaReadback(gpu::Device& device) : device_(device) {}
 
   // Waits for the stream.
-  absl::Status Read(const float* from, size_t count, gpu::Stream& stream,
-                    float* to) {
-    const size_t num_bytes = count * sizeof(float);
+  template <typename T>
+  absl::Status Read(const T* from, size_t count, gpu::Stream& stream, T* to) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const size_t num_bytes = count * sizeof(T);
     if (num_bytes > pinned_.num_bytes()) {
       pinned_.Reset();
       PC_ASSIGN_OR_RETURN(pinned_,
