@@ -14,6 +14,7 @@
 #include "inference_worker/engine/cuda_readback.h"
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/families/relative_bias.h"
+#include "inference_worker/engine/pass_graphs.h"
 #include "inference_worker/engine/pass_input.h"
 #include "inference_worker/engine/row_groups.h"
 
@@ -125,6 +126,8 @@ class CudaEncoderDecoder final : public Backend {
   void DescribeEncoder(bool cross_states);
   void DescribeDecoder();
   absl::Status Run(std::vector<float>* logits);
+  absl::Status RunDecoding(std::vector<float>* logits);
+  PassGraphs::Key KeyOfDecoding() const;
   absl::Status RunEncoder();
   absl::Status WriteCrossStates();
   absl::Status RunDecoder();
@@ -161,6 +164,8 @@ class CudaEncoderDecoder final : public Backend {
   std::vector<KvView> segment_views_;  // of the encoder's groups
   gpu::DeviceBuffer encoder_kv_;       // pages of kEncoderPageTokens
   std::vector<std::byte*> encoder_pages_;
+
+  PassGraphs graphs_;  // of passes without rows of the encoder
 };
 
 absl::Status CudaEncoderDecoder::Forward(std::span<const RowGroup> groups,
@@ -185,12 +190,38 @@ absl::Status CudaEncoderDecoder::Forward(std::span<const RowGroup> groups,
 
 absl::Status CudaEncoderDecoder::Run(std::vector<float>* logits) {
   PC_RETURN_IF_ERROR(Prepare(/*cross_states=*/true));
+  if (options_.graphs && encoder_.ids.empty() &&
+      decoder_.num_rows() <= PassGraphs::kMaxRows) {
+    return RunDecoding(logits);
+  }
   if (!encoder_.ids.empty()) {
     PC_RETURN_IF_ERROR(RunEncoder());
     PC_RETURN_IF_ERROR(WriteCrossStates());
   }
   if (!decoder_.ids.empty()) PC_RETURN_IF_ERROR(RunDecoder());
   return head_.RunAndRead(input_, logits->data());
+}
+
+absl::Status CudaEncoderDecoder::RunDecoding(std::vector<float>* logits) {
+  const auto pass = [this] {
+    PC_RETURN_IF_ERROR(RunDecoder());
+    return head_.Run(input_);
+  };
+  PC_RETURN_IF_ERROR(graphs_.Run(KeyOfDecoding(), layers_->stream(), pass));
+  return head_.Read(logits->data());
+}
+
+PassGraphs::Key CudaEncoderDecoder::KeyOfDecoding() const {
+  PassGraphs::Key key = {static_cast<size_t>(decoder_.num_rows()),
+                         static_cast<size_t>(head_.num_rows()),
+                         static_cast<size_t>(head_.num_returned())};
+  for (const CudaAttention* attention : {&self_attention_, &cross_attention_}) {
+    const gpu::AttentionGrid& grid = attention->grid();
+    key.insert(key.end(),
+               {grid.large_items, grid.small_items, grid.merged_rows});
+  }
+  key.insert(key.end(), input_.layout().begin(), input_.layout().end());
+  return key;
 }
 
 absl::Status CudaEncoderDecoder::EncoderOutput(std::span<const int32_t> tokens,
@@ -256,17 +287,14 @@ absl::Status CudaEncoderDecoder::Prepare(bool cross_states) {
   input_.Clear();
   DescribeEncoder(cross_states);
   DescribeDecoder();
-  PC_RETURN_IF_ERROR(input_.Reserve().status());
+  PC_RETURN_IF_ERROR(graphs_.AfterReserve(input_.Reserve()));
   for (CudaAttention* attention :
        {&encoder_attention_, &self_attention_, &cross_attention_}) {
-    PC_RETURN_IF_ERROR(attention->Reserve().status());
+    PC_RETURN_IF_ERROR(graphs_.AfterReserve(attention->Reserve()));
   }
-  PC_RETURN_IF_ERROR(
-      layers_
-          ->Reserve(std::max(encoder_.num_rows(), decoder_.num_rows()),
-                    head_.num_rows())
-          .status());
-  PC_RETURN_IF_ERROR(head_.Reserve().status());
+  PC_RETURN_IF_ERROR(graphs_.AfterReserve(layers_->Reserve(
+      std::max(encoder_.num_rows(), decoder_.num_rows()), head_.num_rows())));
+  PC_RETURN_IF_ERROR(graphs_.AfterReserve(head_.Reserve()));
   return input_.Upload(layers_->stream());
 }
 

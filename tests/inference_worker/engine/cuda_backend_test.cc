@@ -9,6 +9,7 @@
 #include "inference_worker/engine/sampler.h"
 #include "tests/inference_worker/engine/test_gpu.h"
 #include "tests/inference_worker/engine/tiny_model.h"
+#include "tests/inference_worker/engine/tiny_t5.h"
 #include "tests/support/status_matchers.h"
 
 namespace promptcache::worker {
@@ -126,6 +127,55 @@ TEST_F(CudaBackendTest, RecordedDecodingGivesTheSameBits) {
   const std::vector<size_t> chunks = {40, 1};
   EXPECT_TRUE(SameBits(RunAlone(*Make(false, /*graphs=*/true), ids, chunks),
                        RunAlone(*Make(false, /*graphs=*/false), ids, chunks)));
+}
+
+// T5's decoder: steps of three requests that see segments of their own, among
+// them longer ones in each round, some wanting tokens, some logits.
+TEST_F(CudaBackendTest, RecordedDecodingOfT5GivesTheSameBits) {
+  const auto file = TinyT5();
+  const auto make = [&](bool graphs) {
+    auto backend = CreateCudaBackend(
+        *file, {.device = TestGpu(), .graphs = graphs, .page_tokens = 8});
+    PC_EXPECT_OK(backend);
+    return *std::move(backend);
+  };
+  const auto recorded = make(true);
+  const auto direct = make(false);
+  const auto pool = Pool(*recorded, 600);
+  for (uint32_t round = 0; round < 3; ++round) {
+    std::vector<PrivateSpan> segments, a, b;
+    std::vector<KvView> seen;
+    for (uint32_t i = 0; i < 3; ++i) {
+      PrivateSpan& segment = segments.emplace_back(*pool, 0);
+      const auto ids = RandomIds(5 + 40 * i + 70 * round, round + i, 384);
+      PC_ASSERT_OK(EncodeSegment(*direct, ids, segment));
+      a.emplace_back(*pool, 0);
+      b.emplace_back(*pool, 0);
+    }
+    for (const PrivateSpan& segment : segments) {
+      seen.push_back(segment.PlacedAt(0));
+    }
+    for (int step = 0; step < 5; ++step) {
+      const std::vector<int32_t> ids = RandomIds(3, round, 384);
+      std::vector<RowGroup> groups_a, groups_b;
+      TokenChoice choice_a, choice_b;
+      for (size_t i = 0; i < 3; ++i) {
+        const Ids id = Ids(ids).subspan(i, 1);
+        const auto view = std::span(seen).subspan(i, 1);
+        groups_a.push_back(*a[i].Append(id, view, LogitsWanted::kLast));
+        groups_b.push_back(*b[i].Append(id, view, LogitsWanted::kLast));
+      }
+      groups_a[1].choice = &choice_a;
+      groups_b[1].choice = &choice_b;
+      Logits got, want;
+      PC_ASSERT_OK(recorded->Forward(groups_a, &got));
+      PC_ASSERT_OK(direct->Forward(groups_b, &want));
+      EXPECT_EQ(got.size(), 2u * recorded->vocab_size());
+      EXPECT_TRUE(SameBits(got, want)) << round << ", step " << step;
+      EXPECT_EQ(choice_a.token, choice_b.token);
+      EXPECT_GE(choice_a.token, 0);
+    }
+  }
 }
 
 // The graph of one batch must not serve another one's rows.
