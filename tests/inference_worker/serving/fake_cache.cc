@@ -1,6 +1,7 @@
 #include "tests/inference_worker/serving/fake_cache.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "common/page_sum.h"
@@ -12,8 +13,12 @@ struct FakeCache::Entry {
   ModuleKey key;
   uint64_t reservation_id = 0;  // 0 once committed
   bool gone = false;            // revoked or aborted
-  std::vector<std::vector<std::byte>> pages;
+  std::vector<gpu::DeviceBuffer> pages;
   std::vector<uint64_t> sums;
+
+  std::span<std::byte> page(size_t i) const {
+    return {pages[i].data(), pages[i].num_bytes()};
+  }
 };
 
 class FakeLease final : public CacheLease {
@@ -90,7 +95,7 @@ class FakeLease final : public CacheLease {
       }
       for (size_t p = 0; p < entry->pages.size(); ++p) {
         if (p >= commit.page_sums.size() ||
-            commit.page_sums[p] != PageSum(entry->pages[p])) {
+            commit.page_sums[p] != PageSum(entry->page(p))) {
           ++cache_->counters_.bad_sums;
         }
       }
@@ -189,6 +194,11 @@ class FakeClient final : public CacheClient {
   FakeCache* const cache_;
 };
 
+FakeCache::FakeCache(const KvLayout& layout, gpu::Device* device)
+    : layout_(layout),
+      host_device_(gpu::NewHostDevice()),
+      device_(device != nullptr ? device : host_device_.get()) {}
+
 FakeCache::~FakeCache() = default;
 
 std::unique_ptr<CacheClient> FakeCache::NewClient() {
@@ -199,10 +209,11 @@ AcquiredModule FakeCache::Describe(const Entry& entry, AcquireOutcome outcome,
                                    bool want_sums) const {
   AcquiredModule module;
   module.outcome = outcome;
+  module.on_host = !device_->is_cuda();
   for (const auto& page : entry.pages) {
     module.read_pages.push_back(page.data());
     if (outcome == AcquireOutcome::kReserved) {
-      module.write_pages.push_back(const_cast<std::byte*>(page.data()));
+      module.write_pages.push_back(page.data());
     }
   }
   module.reservation_id = entry.reservation_id;
@@ -235,8 +246,11 @@ AcquiredModule FakeCache::Look(const ModuleKey& key, uint32_t num_tokens,
   fresh->key = key;
   fresh->reservation_id = next_id_++;
   for (uint64_t p = 0; p < layout_.PagesFor(num_tokens); ++p) {
+    auto page = device_->Allocate(layout_.page_bytes());
+    CHECK(page.ok()) << page.status();
+    fresh->pages.push_back(*std::move(page));
     // Garbage, as pages that were somebody else's.
-    fresh->pages.emplace_back(layout_.page_bytes(), std::byte{0x5A});
+    std::ranges::fill(fresh->page(p), std::byte{0x5A});
   }
   entries_[key] = fresh;
   *entry = fresh;
@@ -305,8 +319,8 @@ void FakeCache::RevokeAll() {
   MutexLock lock(&mu_);
   for (auto& [key, entry] : entries_) {
     entry->gone = true;
-    for (auto& page : entry->pages) {
-      std::fill(page.begin(), page.end(), std::byte{0xEE});
+    for (size_t p = 0; p < entry->pages.size(); ++p) {
+      std::ranges::fill(entry->page(p), std::byte{0xEE});
     }
   }
   entries_.clear();
@@ -315,7 +329,9 @@ void FakeCache::RevokeAll() {
 void FakeCache::FlipBytes() {
   MutexLock lock(&mu_);
   for (auto& [key, entry] : entries_) {
-    for (auto& page : entry->pages) page[1] ^= std::byte{0x10};
+    for (size_t p = 0; p < entry->pages.size(); ++p) {
+      entry->page(p)[1] ^= std::byte{0x10};
+    }
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "common/kv_layout.h"
 #include "common/mutex.h"
+#include "cuda/runtime/device.h"
 #include "inference_worker/cache/cache_client.h"
 
 namespace promptcache::worker {
@@ -20,7 +21,10 @@ namespace promptcache::worker {
 // (workers) may share one. Thread-safe.
 class FakeCache {
  public:
-  explicit FakeCache(const KvLayout& layout) : layout_(layout) {}
+  // Pages lie in memory of `device`, which must outlive the cache and which
+  // this process must be able to read (the CPU, or an emulated GPU); null: the
+  // CPU.
+  explicit FakeCache(const KvLayout& layout, gpu::Device* device = nullptr);
   ~FakeCache();
 
   std::unique_ptr<CacheClient> NewClient();
@@ -78,6 +82,8 @@ class FakeCache {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const KvLayout layout_;
+  const std::unique_ptr<gpu::Device> host_device_;
+  gpu::Device* const device_;
   mutable Mutex mu_;
   CondVar changed_;
   std::map<ModuleKey, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mu_);
