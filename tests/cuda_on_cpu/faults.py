@@ -9,6 +9,7 @@ MERGE = "cuda/kernels/attention_merge.cu"
 PLAN = "cuda/kernels/attention_plan.cc"
 LAUNCH = "cuda/kernels/attention.cu"
 CASE = "tests/cuda_on_cpu/attention_case.cc"
+STEP = "inference_worker/serving/scheduler_step.cc"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,4 +120,8 @@ FAULTS = [
           "header.num_small_items)) {",
           "if (blockIdx.x > (large ? header.num_large_items : "
           "header.num_small_items)) {"),
+    # What a step read may have been handed to another module while it ran.
+    Fault("generation_unchecked", STEP,
+          "  if (!job->modules.Valid()) {\n    ++discarded_;\n",
+          "  if (false) {\n    ++discarded_;\n", mode="serving", rebuild=()),
 ]
