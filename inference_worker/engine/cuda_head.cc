@@ -96,9 +96,10 @@ absl::Status CudaHead::ReadBlock(int32_t first, int32_t num_rows,
   const int32_t end = first + num_rows;
   const int32_t returned = std::min(end, num_returned()) - first;
   if (returned > 0) {
-    PC_RETURN_IF_ERROR(readback_.Read(layers_.act().logits,
-                                      static_cast<size_t>(returned) * vocab_,
-                                      layers_.stream(), logits));
+    PC_RETURN_IF_ERROR(readback_.Read(
+        layers_.act().logits,
+        static_cast<size_t>(returned) * static_cast<size_t>(vocab_),
+        layers_.stream(), logits));
   }
   const int32_t begin = std::max(first, num_returned()) - num_returned();
   if (end <= num_returned()) return absl::OkStatus();
