@@ -120,6 +120,10 @@ FAULTS = [
           "header.num_small_items)) {",
           "if (blockIdx.x > (large ? header.num_large_items : "
           "header.num_small_items)) {"),
+    # Only an address sanitizer sees it: what is read there is not used.
+    Fault("page_table_read_past_its_end", BLOCK,
+          "static_cast<uint32_t>(valid ? at.token + token : at.token);",
+          "static_cast<uint32_t>(at.token + token);", mode="asan"),
     # What a step read may have been handed to another module while it ran.
     Fault("generation_unchecked", STEP,
           "  if (!job->modules.Valid()) {\n    ++discarded_;\n",
