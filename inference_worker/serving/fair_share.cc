@@ -57,6 +57,20 @@ size_t NextToAdmit(std::span<const std::string_view> waiting,
   return best;
 }
 
+std::optional<size_t> NextToPreempt(std::span<const RunningRequest> running) {
+  std::map<std::string_view, size_t> counts;
+  for (const RunningRequest& request : running) ++counts[request.domain];
+  std::optional<size_t> next;
+  for (size_t i = 0; i < running.size(); ++i) {
+    if (!running[i].may_wait) continue;
+    if (!next.has_value() ||
+        counts[running[i].domain] >= counts[running[*next].domain]) {
+      next = i;
+    }
+  }
+  return next;
+}
+
 std::vector<size_t> ShareRows(size_t budget, std::span<const RowsWanted> wanted,
                               size_t turn) {
   std::map<std::string_view, std::vector<size_t>> members;

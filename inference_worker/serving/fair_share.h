@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,16 @@ bool MayEnter(uint32_t places, uint32_t taken, uint32_t taken_by_domain,
 // domain of which fewest are running.
 size_t NextToAdmit(std::span<const std::string_view> waiting,
                    std::span<const std::string_view> running);
+
+struct RunningRequest {
+  std::string_view domain;
+  bool may_wait = false;  // what it holds can be taken from it now
+};
+
+// Index into `running`, oldest first: who is to give its pages back. Of those
+// that may wait, the youngest of the domain of which most are running; where
+// several domains have as many, the youngest of theirs.
+std::optional<size_t> NextToPreempt(std::span<const RunningRequest> running);
 
 struct RowsWanted {
   std::string_view domain;

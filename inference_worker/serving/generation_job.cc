@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 #include "glog/logging.h"
 
 namespace promptcache::worker {
@@ -56,6 +58,7 @@ void GenerationJob::MakeExecution() {
   execution_ = std::make_unique<PlanExecution>(request.prompt->plan,
                                                pages_->layout(), options);
   encoded_.assign(request.prompt->plan->modules.size(), false);
+  created_.resize(request.prompt->plan->modules.size());
   fresh_queued_ = false;
 }
 
@@ -73,18 +76,33 @@ uint64_t GenerationJob::AllModulePages() const {
 }
 
 uint64_t GenerationJob::MaxPages() const {
-  return (request.warm ? 0 : execution_->tail_pages()) + AllModulePages();
+  return (request.warm ? 0 : execution_->max_tail_pages()) + AllModulePages();
 }
 
-bool GenerationJob::Admit(bool with_cache) {
-  uint64_t count = request.warm ? 0 : execution_->tail_pages();
+uint64_t GenerationJob::TailPagesNow() const {
+  return request.warm ? 0 : execution_->tail_pages(tokens_.generated().size());
+}
+
+bool GenerationJob::Admit(bool with_cache, uint64_t keep_free) {
+  uint64_t count = TailPagesNow();
   if (!with_cache || reserve_all_) count += AllModulePages();
+  if (count + keep_free > pages_->free_pages()) return false;
   auto pages = pages_->Allocate(count);
   if (!pages.ok()) return false;
   held_pages_ = *std::move(pages);
   spare_pages_ = held_pages_;
-  if (!request.warm) execution_->SetTail(TakePages(execution_->tail_pages()));
+  execution_->AddTail(TakePages(TailPagesNow()));
   return true;
+}
+
+absl::Status GenerationJob::GrowTail() {
+  const uint64_t missing = execution_->missing_tail_pages();
+  if (missing == 0) return absl::OkStatus();
+  PC_ASSIGN_OR_RETURN(const std::vector<std::byte*> pages,
+                      pages_->Allocate(missing));
+  held_pages_.insert(held_pages_.end(), pages.begin(), pages.end());
+  execution_->AddTail(pages);
+  return absl::OkStatus();
 }
 
 std::vector<std::byte*> GenerationJob::TakePages(uint64_t count) {
@@ -226,10 +244,13 @@ void GenerationJob::StartDecoding() {
     event.usage.completion_tokens = 0;
     event.spans = Spans();
     event.misses = Misses();
-    event.notices = notices_;
-    event.notices.insert(event.notices.end(), modules.notices.begin(),
-                         modules.notices.end());
+    event.notices = Notices();
     event.ttft = timings.ttft;
+    std::vector<StateSource> told;
+    for (size_t i = 0; i < modules.sources.size(); ++i) {
+      told.push_back(SourceOf(i));
+    }
+    told_ = std::move(told);
     sink->OnStarted(event);
     for (TokenEvent& token : unsent_) sink->OnToken(std::move(token));
     unsent_.clear();
@@ -275,7 +296,7 @@ uint32_t GenerationJob::CountRetained(uint32_t tail_chunks) const {
   const auto chunk = static_cast<uint32_t>(request.prompt->chunk_tokens);
   uint32_t count = 0;
   for (size_t i = 0; i < modules.sources.size(); ++i) {
-    const StateSource source = SourceOf(i);
+    const StateSource source = SourceNow(i);
     if (source != StateSource::kRead && source != StateSource::kCreated) {
       return count * chunk;
     }
@@ -284,13 +305,32 @@ uint32_t GenerationJob::CountRetained(uint32_t tail_chunks) const {
   return (count + tail_chunks) * chunk;
 }
 
-StateSource GenerationJob::SourceOf(size_t module) const {
+StateSource GenerationJob::SourceNow(size_t module) const {
   if (modules.sources[module] == ModuleSource::kUnused) {
     return StateSource::kFresh;
   }
   if (modules.sources[module] == ModuleSource::kRead) return StateSource::kRead;
   return modules.committed[module] ? StateSource::kCreated
                                    : StateSource::kComputed;
+}
+
+StateSource GenerationJob::SourceOf(size_t module) const {
+  if (!told_.empty()) return told_[module];
+  const StateSource now = SourceNow(module);
+  return now == StateSource::kRead && created_[module] ? StateSource::kCreated
+                                                       : now;
+}
+
+std::vector<std::string> GenerationJob::Notices() const {
+  std::vector<std::string> notices = notices_;
+  notices.insert(notices.end(), modules.notices.begin(), modules.notices.end());
+  if (preemptions > 0) {
+    notices.push_back(absl::StrCat(
+        "paused ", preemptions, preemptions == 1 ? " time" : " times",
+        " for others' pages, ", recomputed_tokens,
+        " tokens computed again: --tail_bytes is small for this load"));
+  }
+  return notices;
 }
 
 std::vector<SpanReport> GenerationJob::Spans() const {
@@ -375,9 +415,7 @@ void GenerationJob::Finish(const absl::Status& status) {
     succeeded = true;
     usage = CurrentUsage();
     event.usage = usage;
-    event.notices = notices_;
-    event.notices.insert(event.notices.end(), modules.notices.begin(),
-                         modules.notices.end());
+    event.notices = Notices();
     event.logits_sha256 = tokens_.LogitsSha256();
     for (size_t i = 0; i < modules.sources.size(); ++i) {
       event.modules.push_back(SourceOf(i));
@@ -393,7 +431,28 @@ void GenerationJob::Restart(const std::string& notice) {
     for (const std::string& n : modules.notices) notices_.push_back(n);
     notices_.push_back(notice);
     private_only_ = true;
+    told_.clear();
+    created_.assign(created_.size(), false);
   }
+  GiveBack();
+}
+
+uint64_t GenerationJob::Preempt() {
+  // What was committed stays in the cache.
+  uint64_t rows = execution_->rows_done();
+  for (size_t i = 0; i < modules.sources.size(); ++i) {
+    if (SourceNow(i) != StateSource::kCreated) continue;
+    created_[i] = true;
+    const pml::PlanModule& module = request.prompt->plan->modules[i];
+    rows -= static_cast<uint64_t>(module.num_tokens());
+  }
+  ++preemptions;
+  recomputed_tokens += rows;
+  GiveBack();
+  return rows;
+}
+
+void GenerationJob::GiveBack() {
   Release();
   MakeExecution();
   state = State::kQueued;

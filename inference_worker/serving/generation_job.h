@@ -23,7 +23,7 @@ namespace promptcache::worker {
 //   kQueued → kAcquiring → kPrefill → kCommitting → kDecode → (kRetaining) →
 //                 ↑           ↑            ↓                          kDone
 //                 |           └── kWaiting ┘   (modules that others encode)
-//                 └── Restart: from anywhere before kDone, back to kQueued
+//                 └── Restart, Preempt: before kDone, back to kQueued
 //
 // In kAcquiring, kCommitting, kWaiting and kRetaining a task on the executor
 // has `modules`, and the scheduler leaves them alone.
@@ -31,6 +31,7 @@ namespace promptcache::worker {
 // Restart gives everything back and computes the request again without the
 // cache, the tokens that it has generated included; since results do not
 // depend on where states come from, the answer goes on as if nothing had been.
+// Preempt does the same for want of pages, with the cache.
 //
 // Runs on the scheduler's thread, but for what is said above.
 class GenerationJob {
@@ -57,9 +58,11 @@ class GenerationJob {
   // The most pages that it may ever need.
   uint64_t MaxPages() const;
 
-  // Takes the pages that must be there before the cache is asked. False when
-  // they are not free now: stays kQueued and holds nothing.
-  bool Admit(bool with_cache);
+  // Takes the pages that must be there before the cache is asked: those of the
+  // fresh tokens and of what has been generated already. False when they, and
+  // `keep_free` more for others, are not free now: stays kQueued and holds
+  // nothing.
+  bool Admit(bool with_cache, uint64_t keep_free);
   // Takes what the modules need besides, and gives back what they do not.
   // False when the pages are not free now: the caller restarts it.
   bool TakeModules(ModuleSet set);
@@ -67,6 +70,9 @@ class GenerationJob {
   // for the fresh parts. The job has rows, or has finished its stage. Fails
   // when a GPU does.
   absl::Status BeginStage();
+  // In kDecode: takes the page that the next row is to be written to when it
+  // is not there. ResourceExhausted: none is free, nothing has changed.
+  absl::Status GrowTail();
   // How the token after its last row is chosen where the logits are, valid
   // until the next call; null when the logits are wanted here.
   TokenChoice* NextChoice();
@@ -90,6 +96,9 @@ class GenerationJob {
   // (Release).
   void Finish(const absl::Status& status);
   void Restart(const std::string& notice);
+  // REQUIRES: no task has `modules`. Returns how many tokens must be computed
+  // again.
+  uint64_t Preempt();
   // Gives lease, reservations and pages back.
   void Release();
 
@@ -98,6 +107,7 @@ class GenerationJob {
            request.cache_mode != CacheMode::kBypass &&
            !request.prompt->plan->modules.empty();
   }
+  bool holds_pages() const { return !held_pages_.empty(); }
   PlanExecution* execution() { return execution_.get(); }
   Usage CurrentUsage() const;
 
@@ -105,6 +115,7 @@ class GenerationJob {
   const std::shared_ptr<GenerationSink> sink;
   const std::shared_ptr<CancelFlag> cancel;
   State state = State::kQueued;
+  uint64_t sequence = 0;  // in order of arrival; the scheduler's
   ModuleSet modules;
   Timings timings;
   absl::Time stage_begin;
@@ -115,6 +126,9 @@ class GenerationJob {
   // Set by Finish.
   bool succeeded = false;
   Usage usage;
+  // For want of pages.
+  uint32_t preemptions = 0;
+  uint64_t recomputed_tokens = 0;
 
  private:
   // A module in the host tier that the GPU does not read in place.
@@ -128,7 +142,12 @@ class GenerationJob {
   // The answer is complete.
   void Complete();
   uint32_t CountRetained(uint32_t tail_chunks) const;
+  uint64_t TailPagesNow() const;
+  void GiveBack();
+  // In this attempt, and as the request is told.
+  StateSource SourceNow(size_t module) const;
   StateSource SourceOf(size_t module) const;
+  std::vector<std::string> Notices() const;
   std::vector<SpanReport> Spans() const;
   std::vector<MissReport> Misses() const;
 
@@ -141,6 +160,9 @@ class GenerationJob {
   std::vector<std::byte*> held_pages_;   // all that are ours
   std::vector<std::byte*> spare_pages_;  // of those: not used yet
   std::vector<bool> encoded_;
+  // By attempts before this one, for which the cache was asked again.
+  std::vector<bool> created_;
+  std::vector<StateSource> told_;  // with OnStarted; empty: nothing yet
   bool private_only_ = false;
   // Pages ran out after the cache was asked: next time all are taken first.
   bool reserve_all_ = false;

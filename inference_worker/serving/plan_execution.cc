@@ -100,6 +100,8 @@ PlanExecution::PlanExecution(std::shared_ptr<const Plan> plan,
     next_position_ = plan_->next_position;
   }
   if (has_encoder()) next_position_ = 1;
+  tail_.read.reserve(max_tail_pages());
+  tail_.write.reserve(max_tail_pages());
 }
 
 void PlanExecution::CutIntoParts(uint32_t link_tokens) {
@@ -128,10 +130,9 @@ void PlanExecution::CutIntoParts(uint32_t link_tokens) {
   }
 }
 
-uint64_t PlanExecution::tail_pages() const {
+uint64_t PlanExecution::tail_pages(size_t num_generated) const {
   const uint64_t first = has_encoder() ? 1 : 0;
-  return layout_.PagesFor(uint64_t{num_fresh_tokens_} + first +
-                          options_.max_new_tokens);
+  return layout_.PagesFor(uint64_t{num_fresh_tokens_} + first + num_generated);
 }
 
 uint64_t PlanExecution::module_pages(size_t module) const {
@@ -143,10 +144,10 @@ uint64_t PlanExecution::temporary_pages(size_t module) const {
   return layout_.PagesFor(TemporaryTokens(plan_->modules[module]));
 }
 
-void PlanExecution::SetTail(std::vector<std::byte*> pages) {
-  CHECK_EQ(pages.size(), tail_pages());
-  tail_.read.assign(pages.begin(), pages.end());
-  tail_.write = std::move(pages);
+void PlanExecution::AddTail(std::span<std::byte* const> pages) {
+  CHECK_LE(tail_.write.size() + pages.size(), max_tail_pages());
+  tail_.read.insert(tail_.read.end(), pages.begin(), pages.end());
+  tail_.write.insert(tail_.write.end(), pages.begin(), pages.end());
 }
 
 void PlanExecution::SetReadable(size_t module,
@@ -325,7 +326,7 @@ void PlanExecution::ComputeFull() {
 }
 
 void PlanExecution::ComputeFresh() {
-  CHECK(!tail_.read.empty());
+  CHECK_GE(tail_.read.size(), tail_pages(0));
   if (has_encoder()) return ComputeSegments();
   if (options_.full_attention) return ComputeFull();
 
@@ -463,6 +464,7 @@ size_t PlanExecution::NextRows(size_t max_rows,
 void PlanExecution::Advance(size_t num_rows) {
   CHECK_LE(num_rows, rows_left_);
   rows_left_ -= num_rows;
+  rows_done_ += num_rows;
   while (num_rows > 0) {
     Run& run = runs_.front();
     const size_t rows = std::min(run.tokens.size(), num_rows);

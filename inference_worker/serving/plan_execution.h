@@ -80,13 +80,22 @@ class PlanExecution {
   // Position of the first generated token.
   int32_t next_position() const { return next_position_; }
 
-  uint64_t tail_pages() const;
+  // The tail's with so many generated tokens, and the most that it may need.
+  uint64_t tail_pages(size_t num_generated) const;
+  uint64_t max_tail_pages() const {
+    return tail_pages(options_.max_new_tokens);
+  }
   uint64_t module_pages(size_t module) const;
   // For texts that a module saw and whose states are thrown away.
   uint64_t temporary_pages(size_t module) const;
 
+  // Pages at the tail's end. REQUIRES: never more than max_tail_pages.
+  void AddTail(std::span<std::byte* const> pages);
+  // What the tail lacks for the rows that are queued. REQUIRES of NextRows: 0.
+  uint64_t missing_tail_pages() const {
+    return tail_pages(generated_.size()) - tail_.write.size();
+  }
   // REQUIRES: as many pages as the functions above say.
-  void SetTail(std::vector<std::byte*> pages);
   void SetReadable(size_t module, std::vector<const std::byte*> pages);
   void SetWritable(size_t module, std::vector<const std::byte*> read_pages,
                    std::vector<std::byte*> write_pages);
@@ -97,8 +106,8 @@ class PlanExecution {
   // readable or was queued before.
   void EncodeModule(size_t module, std::vector<std::byte*> temporary_pages);
   const absl::Status& memory_status() const { return memory_status_; }
-  // Queues the fresh parts; the last row gives logits. REQUIRES: SetTail, and
-  // the pages of every module that a span uses.
+  // Queues the fresh parts; the last row gives logits. REQUIRES: the pages of
+  // tail_pages(0), and of every module that a span uses.
   void ComputeFresh();
   // Queues generated tokens after the plan (one, or many when a request is
   // computed again); the last gives logits, the rows before it none.
@@ -106,6 +115,7 @@ class PlanExecution {
   void Append(std::span<const int32_t> tokens);
 
   size_t rows_left() const { return rows_left_; }
+  size_t rows_done() const { return rows_done_; }
   // With chunk_tokens: the pages of the tail's whole chunks, all of whose rows
   // were computed. Empty when a chunk is not whole pages.
   std::span<const std::byte* const> WholeTailChunks() const;
@@ -160,7 +170,7 @@ class PlanExecution {
   int32_t next_position_ = 0;
 
   std::vector<PageTable> modules_;
-  PageTable tail_;
+  PageTable tail_;  // grows where it stands: views point into it
   std::deque<PageTable> temporaries_;
   // Of the module being encoded: what it sees, then its own parts. One vector
   // a module, complete before a run points into it.
@@ -173,6 +183,7 @@ class PlanExecution {
   absl::Status memory_status_;
   std::deque<Run> runs_;  // the first may be partly done
   size_t rows_left_ = 0;
+  size_t rows_done_ = 0;
 };
 
 }  // namespace promptcache::worker

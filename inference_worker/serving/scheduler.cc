@@ -14,6 +14,10 @@ using State = GenerationJob::State;
 
 constexpr absl::Duration kLeaseCheckInterval = absl::Milliseconds(200);
 
+// Left for each running request by one that is admitted: who were admitted
+// into the last pages would give them back at once.
+constexpr uint64_t kPagesAhead = 2;
+
 }  // namespace
 
 absl::Status Scheduler::Options::Validate() const {
@@ -108,6 +112,7 @@ absl::StatusOr<std::shared_ptr<CancelFlag>> Scheduler::Submit(
     }
     ++num_requests_;
     ++requests_of_[domain];
+    job->sequence = next_sequence_++;
     arrivals_.push_back(std::move(job));
   }
   changed_.SignalAll();
@@ -143,6 +148,8 @@ SchedulerStats Scheduler::stats() const {
   s.discarded_steps = discarded_;
   s.corrupt_pages = corrupt_;
   s.modules_encoded = encoded_;
+  s.preemptions = preemptions_;
+  s.recomputed_tokens = recomputed_tokens_;
   return s;
 }
 
@@ -279,7 +286,7 @@ void Scheduler::AdmitQueued() {
       EndDoneJobs();
       continue;
     }
-    if (!first.Admit(with_cache)) return;
+    if (!first.Admit(with_cache, kPagesAhead * running_.size())) return;
     const Job job = std::move(*next);
     queue_.erase(next);
     running_.push_back(job);
@@ -446,12 +453,21 @@ void Scheduler::StartWait(const Job& job) {
       });
 }
 
-// To the head of the queue: it has waited already.
 void Scheduler::RestartJob(GenerationJob* job, const std::string& notice) {
   ++restarts_;
+  job->Restart(notice);
+  Requeue(job);
+}
+
+void Scheduler::Preempt(GenerationJob* job) {
+  ++preemptions_;
+  recomputed_tokens_ += job->Preempt();
+  Requeue(job);
+}
+
+void Scheduler::Requeue(GenerationJob* job) {
   requeued_ = true;
   const Job shared = SharedJob(job);
-  job->Restart(notice);
   std::erase(running_, shared);
   queue_.push_front(shared);
 }

@@ -34,7 +34,9 @@ struct SchedulerStats {
   uint64_t restarts = 0;
   uint64_t discarded_steps = 0;  // a view was not what it had been
   uint64_t corrupt_pages = 0;
-  uint64_t modules_encoded = 0;  // committed
+  uint64_t modules_encoded = 0;    // committed
+  uint64_t preemptions = 0;        // for want of private pages
+  uint64_t recomputed_tokens = 0;  // because of them
 };
 
 // Runs requests on one model, an iteration at a time: each step is one pass
@@ -51,6 +53,12 @@ struct SchedulerStats {
 // privately. Before and after each step the leases that it read under are
 // checked: on a mismatch what that request got from the step is discarded and
 // the request is computed again without the cache.
+//
+// A request is admitted when its prompt's pages are free and leave some for
+// those that run; tails then grow page by page. When none is free the youngest
+// request gives its pages back and waits at the head of the queue, to be
+// computed again (GenerationJob::Preempt): its reader sees a pause. Who never
+// could have all its pages is refused, so the last one running has enough.
 //
 // Thread-safe. The destructor ends what is running with Cancelled.
 class Scheduler {
@@ -128,11 +136,20 @@ class Scheduler {
   // Begins a stage; its rows are run, or it is done at once.
   void Begin(const Job& job);
   void RestartJob(GenerationJob* job, const std::string& notice);
+  void Preempt(GenerationJob* job);
+  // From running_ to the head of the queue: it has waited already.
+  void Requeue(GenerationJob* job);
   // Runs `task` on the executor and `then` on the scheduler's thread.
   void RunBlocking(const Job& job, std::function<void()> task,
                    std::function<void()> then);
 
   std::vector<Share> PlanStep(std::vector<RowGroup>* groups);
+  void RestartLost();
+  // Gives every request that decodes the page it needs, the oldest first.
+  void GrowTails();
+  void GrowTail(GenerationJob* job);
+  // Null: nobody but the one who asks.
+  GenerationJob* NextVictim();
   void SharePrefill(std::vector<GenerationJob*> prefills, size_t budget,
                     std::vector<RowGroup>* groups, std::vector<Share>* shares);
   void AddShare(GenerationJob* job, size_t max_rows,
@@ -160,6 +177,7 @@ class Scheduler {
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   uint32_t num_requests_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 0;
   // The same by isolation domain, without zeros.
   std::map<std::string, uint32_t> requests_of_ ABSL_GUARDED_BY(mu_);
   std::deque<Job> arrivals_ ABSL_GUARDED_BY(mu_);
@@ -180,6 +198,8 @@ class Scheduler {
   std::atomic<uint64_t> discarded_{0};
   std::atomic<uint64_t> corrupt_{0};
   std::atomic<uint64_t> encoded_{0};
+  std::atomic<uint64_t> preemptions_{0};
+  std::atomic<uint64_t> recomputed_tokens_{0};
 
   std::unique_ptr<Executor> executor_;
   std::thread thread_;

@@ -16,6 +16,10 @@ using State = GenerationJob::State;
 constexpr char kStateLost[] =
     "cached states were lost while they were read: recomputed";
 
+bool OlderThan(const GenerationJob* a, const GenerationJob* b) {
+  return a->sequence < b->sequence;
+}
+
 }  // namespace
 
 void Scheduler::AddShare(GenerationJob* job, size_t max_rows,
@@ -60,24 +64,73 @@ void Scheduler::SharePrefill(std::vector<GenerationJob*> prefills,
   }
 }
 
+void Scheduler::RestartLost() {
+  // A copy: who is restarted goes from running_ to the queue.
+  const std::vector<Job> jobs = running_;
+  for (const Job& job : jobs) {
+    if (job->state != State::kPrefill && job->state != State::kDecode) continue;
+    if (!job->modules.Valid()) RestartJob(job.get(), kStateLost);
+  }
+}
+
+GenerationJob* Scheduler::NextVictim() {
+  std::vector<GenerationJob*> jobs;
+  for (const Job& job : running_) jobs.push_back(job.get());
+  std::sort(jobs.begin(), jobs.end(), OlderThan);
+  std::vector<RunningRequest> running;
+  size_t candidates = 0;
+  for (const GenerationJob* job : jobs) {
+    // What others hold belongs to the executor's task for now.
+    const bool ours =
+        job->state == State::kPrefill || job->state == State::kDecode;
+    running.push_back(
+        {job->request.isolation_domain, ours && job->holds_pages()});
+    if (running.back().may_wait) ++candidates;
+  }
+  return candidates < 2 ? nullptr : jobs[*NextToPreempt(running)];
+}
+
+void Scheduler::GrowTail(GenerationJob* job) {
+  while (job->state == State::kDecode) {  // it may be its own victim
+    const absl::Status grown = job->GrowTail();
+    if (grown.ok()) return;
+    if (!absl::IsResourceExhausted(grown)) {
+      LOG(ERROR) << "a request's pages: " << grown;
+      Fail(job, absl::InternalError(absl::StrCat("the model could not be run: ",
+                                                 grown.message())));
+      return;
+    }
+    GenerationJob* victim = NextVictim();
+    if (victim == nullptr) return;  // until the executor's tasks are back
+    Preempt(victim);
+  }
+}
+
+void Scheduler::GrowTails() {
+  std::vector<GenerationJob*> growing;
+  for (const Job& job : running_) {
+    if (job->state == State::kDecode && job->sink->Ready() &&
+        job->execution()->missing_tail_pages() > 0) {
+      growing.push_back(job.get());
+    }
+  }
+  std::sort(growing.begin(), growing.end(), OlderThan);
+  for (GenerationJob* job : growing) GrowTail(job);
+}
+
 std::vector<Scheduler::Share> Scheduler::PlanStep(
     std::vector<RowGroup>* groups) {
+  RestartLost();
+  GrowTails();
   std::vector<Share> shares;
   std::vector<GenerationJob*> prefills;
   size_t budget = options_.step_tokens;
-  // A copy: a mismatch moves jobs from running_ to the queue.
-  const std::vector<Job> jobs = running_;
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    GenerationJob* job = jobs[(turn_ + i) % jobs.size()].get();
-    if (job->state != State::kPrefill && job->state != State::kDecode) continue;
-    if (!job->modules.Valid()) {
-      RestartJob(job, kStateLost);
-      continue;
-    }
-    if (job->state == State::kDecode && !job->sink->Ready()) continue;
+  for (size_t i = 0; i < running_.size(); ++i) {
+    GenerationJob* job = running_[(turn_ + i) % running_.size()].get();
     if (job->state == State::kPrefill) {
       prefills.push_back(job);
-    } else {
+    } else if (job->state == State::kDecode && job->sink->Ready() &&
+               job->execution()->missing_tail_pages() == 0) {
       AddShare(job, 1, groups, &shares);
       --budget;
     }

@@ -31,6 +31,20 @@ TEST(MayEnterTest, ADomainBelowItsShareIsNotLockedOut) {
   EXPECT_FALSE(MayEnter(8, 8, 0, 9));   // nor is there a share to be had
 }
 
+TEST(NextToPreemptTest, TheYoungestOfTheDomainWithMostRunning) {
+  const auto next = [](std::vector<RunningRequest> running) {
+    return NextToPreempt(running);
+  };
+  EXPECT_EQ(next({}), std::nullopt);
+  EXPECT_EQ(next({{"a", true}, {"a", true}, {"a", true}}), 2u);
+  EXPECT_EQ(next({{"a", true}, {"a", true}, {"b", true}}), 1u);
+  EXPECT_EQ(next({{"a", true}, {"b", true}}), 1u);
+  // Who cannot wait counts for its domain, and is not taken.
+  EXPECT_EQ(next({{"a", true}, {"a", false}, {"b", true}}), 0u);
+  EXPECT_EQ(next({{"a", false}, {"a", false}, {"b", true}}), 2u);
+  EXPECT_EQ(next({{"a", false}}), std::nullopt);
+}
+
 TEST(NextToAdmitTest, TheFirstOfTheDomainWithFewestRunning) {
   EXPECT_EQ(Next({"a", "a", "b"}, {}), 0u);
   EXPECT_EQ(Next({"a", "a", "b"}, {"a"}), 2u);

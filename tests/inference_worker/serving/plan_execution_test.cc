@@ -67,7 +67,7 @@ class Runner {
         execution_.EncodeModule(i, pages_.Take(execution_.temporary_pages(i)));
       }
     }
-    execution_.SetTail(pages_.Take(execution_.tail_pages()));
+    execution_.AddTail(pages_.Take(execution_.tail_pages(0)));
     execution_.ComputeFresh();
     Drain();
   }
@@ -77,6 +77,7 @@ class Runner {
   void Decode(const std::vector<int32_t>& tokens) {
     for (int32_t token : tokens) {
       execution_.Append(std::span(&token, 1));
+      execution_.AddTail(pages_.Take(execution_.missing_tail_pages()));
       Drain();
     }
   }
@@ -181,7 +182,7 @@ TEST_P(PlanExecutionShapes, ARepeatedRequestTakesItsTokensInChunks) {
     run.execution().EncodeModule(
         i, pages.Take(run.execution().temporary_pages(i)));
     if (i + 1 < plan->modules.size()) continue;
-    run.execution().SetTail(pages.Take(run.execution().tail_pages()));
+    run.execution().AddTail(pages.Take(run.execution().tail_pages(5)));
   }
   const std::vector<int32_t> generated = {9, 8, 7, 6, 5};
   run.execution().ComputeFresh();

@@ -1,0 +1,313 @@
+// Tails that grow page by page, and what happens when no page is left.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "inference_worker/serving/scheduler.h"
+#include "tests/inference_worker/serving/scheduler_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::worker {
+namespace {
+
+using pml::Plan;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using Sink = std::shared_ptr<RecordingSink>;
+
+// Pages hold four tokens.
+class PreemptionTest : public SchedulerTest {
+ protected:
+  // One fresh text of eight tokens: with 24 of an answer eight pages.
+  static GenerationRequest Plain(uint32_t seed, uint32_t max_tokens = 24) {
+    PlanBuilder b(seed);
+    b.PlaceFresh(0, b.Tokens(8));
+    return Request(b.Build(), max_tokens);
+  }
+  // Nothing runs until all are there.
+  std::vector<Sink> RunTogether(
+      const std::vector<GenerationRequest>& requests) {
+    Gate all;
+    backend_.SetHook([&](std::span<const RowGroup> groups) {
+      all.Wait();
+      most_together_ = std::max(most_together_, groups.size());
+      return absl::OkStatus();
+    });
+    std::vector<Sink> sinks;
+    for (const GenerationRequest& request : requests) {
+      sinks.push_back(Submit(request));
+    }
+    all.Open();
+    for (const Sink& sink : sinks) EXPECT_TRUE(sink->WaitDone());
+    EXPECT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(20)));
+    return sinks;
+  }
+  // In a pool where nobody is in the way.
+  std::vector<Sink> RunAlone(const std::vector<GenerationRequest>& requests,
+                             bool with_cache = true) {
+    Start(2000, with_cache);
+    std::vector<Sink> sinks;
+    for (const GenerationRequest& request : requests) {
+      sinks.push_back(Run(request));
+    }
+    EXPECT_EQ(scheduler_->stats().preemptions, 0u);
+    scheduler_.reset();
+    return sinks;
+  }
+  static void ExpectSame(const Sink& sink, const Sink& alone) {
+    PC_EXPECT_OK(sink->status());
+    EXPECT_EQ(sink->starts(), 1);
+    EXPECT_EQ(sink->tokens(), alone->tokens());
+    EXPECT_EQ(sink->text(), alone->text());
+    const CompletedEvent got = sink->completed();
+    const CompletedEvent want = alone->completed();
+    EXPECT_EQ(got.logits_sha256, want.logits_sha256);
+    EXPECT_EQ(got.finish_reason, want.finish_reason);
+    EXPECT_EQ(got.modules, want.modules);
+    EXPECT_EQ(got.usage.prompt_tokens, want.usage.prompt_tokens);
+    EXPECT_EQ(got.usage.cached_tokens, want.usage.cached_tokens);
+    EXPECT_EQ(got.usage.created_tokens, want.usage.created_tokens);
+    EXPECT_EQ(got.usage.completion_tokens, want.usage.completion_tokens);
+  }
+  static bool Eventually(const std::function<bool()>& condition) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (!condition() && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return condition();
+  }
+  static bool WasPaused(const Sink& sink) {
+    for (const std::string& notice : sink->completed().notices) {
+      if (notice.starts_with("paused")) return true;
+    }
+    return false;
+  }
+
+  size_t most_together_ = 0;
+};
+
+TEST_F(PreemptionTest, APromptIsAdmittedWithoutThePagesOfItsAnswer) {
+  Start(/*num_pages=*/8 + 4);
+  // Both may need eight, and end before.
+  auto requests = {Plain(1), Plain(2)};
+  backend_.SetHook({});
+  std::vector<GenerationRequest> short_ones;
+  for (GenerationRequest request : requests) {
+    const auto tokens = ExpectedTokens(*request.prompt->plan, false, 24);
+    request.stop = {tokenizer_.Decode(tokens[4]) +
+                    tokenizer_.Decode(tokens[5])};
+    short_ones.push_back(std::move(request));
+  }
+  for (const Sink& sink : RunTogether(short_ones)) {
+    PC_EXPECT_OK(sink->status());
+    EXPECT_EQ(sink->completed().finish_reason, FinishReason::kStopString);
+    EXPECT_FALSE(WasPaused(sink));
+  }
+  EXPECT_EQ(most_together_, 2u);
+  EXPECT_EQ(scheduler_->stats().preemptions, 0u);
+}
+
+TEST_F(PreemptionTest, TheYoungestPausesAndAnswersAsIfAlone) {
+  const std::vector<GenerationRequest> requests = {Plain(1), Plain(2),
+                                                   Plain(3)};
+  const std::vector<Sink> alone = RunAlone(requests);
+  // All of one, of two, and nearly of three.
+  for (const uint64_t num_pages : {8, 16, 21}) {
+    Start(num_pages);
+    const std::vector<Sink> sinks = RunTogether(requests);
+    for (size_t i = 0; i < sinks.size(); ++i) ExpectSame(sinks[i], alone[i]);
+    EXPECT_FALSE(WasPaused(sinks[0])) << num_pages;
+    const SchedulerStats stats = scheduler_->stats();
+    if (num_pages > 8) {
+      EXPECT_TRUE(WasPaused(sinks[2])) << num_pages;
+      EXPECT_GT(stats.preemptions, 0u) << num_pages;
+      EXPECT_GE(stats.recomputed_tokens, 8 * stats.preemptions) << num_pages;
+    }
+    EXPECT_EQ(stats.restarts, 0u);
+  }
+}
+
+TEST_F(PreemptionTest, TokensComputedAgainAreCountedExactly) {
+  // Two grow from two pages to five, then the younger has 8 + 12 tokens there.
+  Start(/*num_pages=*/10);
+  RunTogether({Plain(1), Plain(2)});
+  EXPECT_EQ(scheduler_->stats().preemptions, 1u);
+  EXPECT_EQ(scheduler_->stats().recomputed_tokens, 20u);
+  EXPECT_EQ(scheduler_->stats().rows, 2 * (8 + 23) + 20u);
+}
+
+TEST_F(PreemptionTest, ChoicesDrawnAtRandomStayTheSame) {
+  std::vector<GenerationRequest> requests;
+  for (uint32_t seed = 1; seed <= 4; ++seed) {
+    requests.push_back(Plain(seed));
+    requests.back().sampling = {.temperature = 1.5f,
+                                .top_p = 0.95f,
+                                .repetition_penalty = 1.3f,
+                                .seed = seed};
+  }
+  const std::vector<Sink> alone = RunAlone(requests);
+  Start(/*num_pages=*/16);
+  const std::vector<Sink> sinks = RunTogether(requests);
+  for (size_t i = 0; i < sinks.size(); ++i) ExpectSame(sinks[i], alone[i]);
+  EXPECT_GT(scheduler_->stats().preemptions, 0u);
+}
+
+TEST_F(PreemptionTest, TheDomainWithMostRunningGivesWay) {
+  Start(/*num_pages=*/18);
+  std::vector<GenerationRequest> requests = {Plain(1), Plain(2), Plain(3)};
+  requests[2].isolation_domain = "other";
+  const std::vector<Sink> sinks = RunTogether(requests);
+  EXPECT_FALSE(WasPaused(sinks[0]));
+  EXPECT_TRUE(WasPaused(sinks[1]));
+  EXPECT_FALSE(WasPaused(sinks[2]));  // the youngest, and alone in its domain
+}
+
+TEST_F(PreemptionTest, ModulesAreReadAgainAndCountAsTheyDid) {
+  std::vector<GenerationRequest> requests;
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    requests.push_back(Request(PlanBuilder::Exact(seed, 20), 30));
+  }
+  const std::vector<Sink> alone = RunAlone(requests);
+  cache_.RevokeAll();
+  Start(/*num_pages=*/17);
+  const std::vector<Sink> sinks = RunTogether(requests);
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    ExpectSame(sinks[i], alone[i]);
+    EXPECT_THAT(sinks[i]->completed().modules, Each(StateSource::kCreated));
+  }
+  EXPECT_GT(scheduler_->stats().preemptions, 0u);
+}
+
+TEST_F(PreemptionTest, PagesThatATaskHoldsAreWaitedFor) {
+  Start(/*num_pages=*/18);
+  const auto plan = PlanBuilder::Exact(7, 20);
+  cache_.ReserveElsewhere(KeyOf(plan, 1), 20);
+  auto old = std::make_shared<RecordingSink>();
+  old->SetReady(false);
+  PC_ASSERT_OK(scheduler_->Submit(Plain(1, 50), old));  // 15 pages
+  ASSERT_TRUE(old->WaitTokens(1));
+  // Its private pages are taken while it waits for another's module.
+  const Sink young = Submit(Request(plan));
+  ASSERT_TRUE(Eventually([&] { return cache_.counters().commits == 1; }));
+  old->SetReady(true);
+  scheduler_->Wake();
+  ASSERT_TRUE(Eventually([&] { return pages_->free_pages() == 0; }));
+  EXPECT_EQ(old->dones(), 0);
+  cache_.AbandonElsewhere(KeyOf(plan, 1));
+  ASSERT_TRUE(old->WaitDone());
+  ASSERT_TRUE(young->WaitDone());
+  EXPECT_FALSE(WasPaused(old));
+  EXPECT_EQ(old->tokens().size(), 50u);
+  EXPECT_EQ(young->tokens(), ExpectedTokens(*plan, false, 6));
+}
+
+TEST_F(PreemptionTest, APausedRequestHeedsItsDeadline) {
+  Start(/*num_pages=*/12);
+  Gate both, late;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    both.Wait();
+    // They begin together; then the younger is put off.
+    if (scheduler_->stats().preemptions > 0) late.Wait();
+    return absl::OkStatus();
+  });
+  const Sink old = Submit(Plain(1));
+  GenerationRequest request = Plain(2);
+  request.deadline = absl::Now() + absl::Milliseconds(300);
+  const Sink young = Submit(request);
+  both.Open();
+  while (absl::Now() < request.deadline) absl::SleepFor(absl::Milliseconds(10));
+  late.Open();
+  ASSERT_TRUE(young->WaitDone());
+  ASSERT_TRUE(old->WaitDone());
+  PC_EXPECT_OK(old->status());
+  EXPECT_THAT(young->status(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                        HasSubstr("deadline")));
+  EXPECT_LT(young->tokens().size(), 24u);
+}
+
+// Everything at once: shapes, domains, modes, cancellation, slow readers.
+class PreemptionStorm : public PreemptionTest,
+                        public ::testing::WithParamInterface<uint32_t> {
+ protected:
+  uint32_t Pick(uint32_t count) {
+    return static_cast<uint32_t>(random_() % count);
+  }
+  GenerationRequest RandomRequest() {
+    auto plan = Pick(2) == 0 ? PlanBuilder::Random(Pick(6), Pick(2) == 0)
+                             : PlanBuilder::Exact(Pick(6), 4 + 8);
+    GenerationRequest request = Request(plan, 1 + Pick(40));
+    request.isolation_domain = std::string(1, static_cast<char>('a' + Pick(3)));
+    if (Pick(4) == 0) request.cache_mode = CacheMode::kBypass;
+    if (Pick(4) == 0) request.cache_mode = CacheMode::kReadOnly;
+    if (Pick(6) == 0) request.full_attention = true;
+    if (Pick(3) == 0) request.sampling = {.temperature = 1, .seed = Pick(99)};
+    return request;
+  }
+
+  std::mt19937 random_{GetParam()};
+};
+
+TEST_P(PreemptionStorm, EveryAnswerIsThatOfAnUndisturbedRequest) {
+  std::vector<GenerationRequest> requests;
+  for (int i = 0; i < 40; ++i) requests.push_back(RandomRequest());
+  const std::vector<Sink> alone = RunAlone(requests, /*with_cache=*/false);
+
+  options_.step_tokens = 10 + Pick(30);
+  options_.max_running = 2 + Pick(7);
+  options_.max_queue = 64;
+  Start(/*num_pages=*/22 + Pick(25));
+  std::map<size_t, Sink> sinks;
+  std::map<size_t, std::shared_ptr<CancelFlag>> flags;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    auto sink = std::make_shared<RecordingSink>();
+    sink->SetReady(Pick(4) != 0);
+    const auto flag = scheduler_->Submit(requests[i], sink);
+    if (!flag.ok()) {
+      EXPECT_THAT(flag, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("private KV pages")));
+      continue;
+    }
+    sinks[i] = sink;
+    if (Pick(5) == 0) flags[i] = *flag;
+    if (Pick(3) == 0) sink->WaitTokens(0);
+    if (!flags.empty() && Pick(3) == 0) flags.begin()->second->Cancel();
+    scheduler_->Wake();
+  }
+  for (const auto& [i, flag] : flags) flag->Cancel();
+  for (const auto& [i, sink] : sinks) sink->SetReady(true);
+  scheduler_->Wake();
+  for (const auto& [i, sink] : sinks) {
+    ASSERT_TRUE(sink->WaitDone()) << i;
+    EXPECT_EQ(sink->dones(), 1);
+    if (flags.contains(i) && !sink->status().ok()) {
+      EXPECT_THAT(sink->status(),
+                  StatusIs(absl::StatusCode::kCancelled, HasSubstr("caller")));
+      const auto all = alone[i]->tokens();
+      const auto some = sink->tokens();
+      ASSERT_LE(some.size(), all.size());
+      EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << i;
+      continue;
+    }
+    PC_EXPECT_OK(sink->status());
+    EXPECT_EQ(sink->starts(), 1);
+    EXPECT_EQ(sink->tokens(), alone[i]->tokens()) << i;
+    EXPECT_EQ(sink->completed().logits_sha256,
+              alone[i]->completed().logits_sha256)
+        << i;
+  }
+  RecordProperty("preemptions",
+                 static_cast<int>(scheduler_->stats().preemptions));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, PreemptionStorm, ::testing::Range(1u, 25u));
+
+}  // namespace
+}  // namespace promptcache::worker
