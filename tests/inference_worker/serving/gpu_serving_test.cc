@@ -126,6 +126,43 @@ TEST_P(GpuServingTest, AStepOverPagesThatWereTakenIsDiscarded) {
   EXPECT_EQ(scheduler_->stats().discarded_steps, 2u);
 }
 
+// For want of pages; kernels are told of a tail that grows.
+TEST_P(GpuServingTest, APausedRequestAnswersAsAnUndisturbedOne) {
+  std::vector<GenerationRequest> requests;
+  for (uint32_t seed = 1; seed <= 2; ++seed) {
+    PlanBuilder b(seed);
+    b.PlaceFresh(0, b.Tokens(10));
+    requests.push_back(Request(b.Build(), 20));
+    requests.back().top_logprobs = GetParam();
+  }
+  std::vector<std::shared_ptr<RecordingSink>> alone;
+  for (const GenerationRequest& request : requests) {
+    alone.push_back(std::make_shared<RecordingSink>());
+    PC_ASSERT_OK(scheduler_->Submit(request, alone.back()));
+    ASSERT_TRUE(alone.back()->WaitDone());
+  }
+  scheduler_.reset();
+  pages_ = Pool(backend_, 6);  // of 8 tokens; each needs four
+  scheduler_ = *Scheduler::Create({}, &backend_, pages_.get(), &tokenizer_,
+                                  client_.get());
+  Gate both;
+  backend_.SetHook([&] { both.Wait(); });
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (const GenerationRequest& request : requests) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    PC_ASSERT_OK(scheduler_->Submit(request, sinks.back()));
+  }
+  both.Open();
+  for (size_t i = 0; i < sinks.size(); ++i) {
+    ASSERT_TRUE(sinks[i]->WaitDone());
+    PC_EXPECT_OK(sinks[i]->status());
+    EXPECT_EQ(sinks[i]->tokens(), alone[i]->tokens());
+    EXPECT_EQ(sinks[i]->completed().logits_sha256,
+              alone[i]->completed().logits_sha256);
+  }
+  EXPECT_EQ(scheduler_->stats().preemptions, 1u);
+}
+
 INSTANTIATE_TEST_SUITE_P(TopLogprobs, GpuServingTest, ::testing::Values(0, 1),
                          ::testing::PrintToStringParamName());
 

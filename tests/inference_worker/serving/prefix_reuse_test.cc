@@ -27,12 +27,14 @@ using ::testing::IsEmpty;
 
 // Loaded once: packing the weights is most of a test's time.
 struct TinyModel {
-  TinyModel() {
+  explicit TinyModel(const TinyLlamaSpec& spec = {},
+                     Numerics numerics = Numerics::kExact) {
     const std::string path = dir.path() + "/tiny.gguf";
-    WriteTinyLlama(path, {});
+    WriteTinyLlama(path, spec);
     file = *OpenModelFile(path, {});
     tokenizer = *CreateTokenizer(file->vocabulary());
-    backend = *CreateCpuBackend(*file, {.num_threads = 2});
+    backend =
+        *CreateCpuBackend(*file, {.num_threads = 2, .numerics = numerics});
   }
   TempDir dir;
   std::unique_ptr<ModelFile> file;
@@ -117,6 +119,46 @@ class PrefixReuseTest : public ::testing::Test {
     tokens_ = sink->tokens();
     started_ = sink->started();
     return sink->completed();
+  }
+  static std::map<std::string, std::vector<uint64_t>> SumsOf(
+      const FakeCache& cache) {
+    std::map<std::string, std::vector<uint64_t>> sums;
+    for (const CommitModule& m : cache.committed()) sums[m.path] = m.page_sums;
+    return sums;
+  }
+  // Logits, and the bytes of all that is retained.
+  void ComparePausedRequests() {
+    std::vector<GenerationRequest> requests;
+    for (const int words : {6, 9, 12}) {
+      requests.push_back(Retaining(PlainText{Words(words)}, 150));
+      requests.back().sampling = {.temperature = 1,
+                                  .seed = static_cast<uint64_t>(words)};
+    }
+    std::vector<std::string> alone;
+    for (const GenerationRequest& request : requests) {
+      alone.push_back(Run(request).logits_sha256);
+    }
+    FakeCache other(model_->backend->layout());
+    const auto other_client = other.NewClient();
+    const KvLayout& layout = model_->backend->layout();
+    const auto most =
+        static_cast<uint64_t>(requests.back().prompt->plan->num_tokens + 150);
+    Start((layout.PagesFor(most) + 4) * ((layout.page_bytes() + 63) / 64 * 64),
+          {.step_tokens = 50}, other_client.get());
+    std::vector<std::shared_ptr<RecordingSink>> sinks;
+    for (const GenerationRequest& request : requests) {
+      sinks.push_back(std::make_shared<RecordingSink>());
+      PC_ASSERT_OK(scheduler_->Submit(request, sinks.back()));
+    }
+    for (size_t i = 0; i < sinks.size(); ++i) {
+      ASSERT_TRUE(sinks[i]->WaitDone());
+      PC_EXPECT_OK(sinks[i]->status());
+      EXPECT_EQ(sinks[i]->completed().logits_sha256, alone[i]) << i;
+      EXPECT_EQ(sinks[i]->starts(), 1);
+    }
+    EXPECT_GT(scheduler_->stats().preemptions, 0u);
+    EXPECT_EQ(SumsOf(other), SumsOf(cache_));
+    Start(16 << 20, {});  // before `other` goes
   }
   static GenerationRequest Bypass(GenerationRequest request) {
     request.cache_mode = CacheMode::kBypass;
@@ -207,10 +249,7 @@ TEST_F(PrefixReuseTest, StatesOfAnAnswerAreThoseOfAPrompt) {
   Run(first);
   std::vector<int32_t> tokens = TokensOf(first);
   tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
-  std::map<std::string, std::vector<uint64_t>> generated;
-  for (const CommitModule& m : cache_.committed()) {
-    generated[m.path] = m.page_sums;
-  }
+  auto generated = SumsOf(cache_);
   FakeCache other(model_->backend->layout());
   const auto other_client = other.NewClient();
   Start(16 << 20, {.step_tokens = 50}, other_client.get());
@@ -295,6 +334,25 @@ TEST_F(PrefixReuseTest, RealRequestsWaitForATinyPoolAndNoneIsDropped) {
     PC_EXPECT_OK(sink->status());
     EXPECT_EQ(sink->completed().logits_sha256, alone.logits_sha256);
   }
+}
+
+// With 8-bit activations, too.
+class FastPrefixReuseTest : public PrefixReuseTest {
+ protected:
+  static void SetUpTestSuite() {
+    model_ = new TinyModel(
+        {.type = TensorType::kQ8_0, .embedding_type = TensorType::kQ8_0},
+        Numerics::kFast);
+  }
+};
+
+TEST_F(PrefixReuseTest, APausedRequestHasTheStatesOfAnUndisturbedOne) {
+  ComparePausedRequests();
+}
+
+TEST_F(FastPrefixReuseTest, APausedRequestHasTheStatesOfAnUndisturbedOne) {
+  ASSERT_THAT(model_->backend->numerics(), ::testing::StartsWith("fast/"));
+  ComparePausedRequests();
 }
 
 }  // namespace
