@@ -1,6 +1,7 @@
 // attention_sweep: every attention case against double precision.
 //   attention_sweep            the whole product, about 10000 cases
 //   attention_sweep 64         those of one head size
+//   attention_sweep some       24 of each type and head size
 //   attention_sweep quick      what the sanitizers and planted faults run
 #include <chrono>
 #include <cstdio>
@@ -30,17 +31,20 @@ void Run(const AttentionCase& c, Totals* totals) {
               outcome.fault.empty() ? "bank conflicts" : outcome.fault.c_str());
 }
 
+enum class Cases { kAll, kSome, kQuick };
+
 // only: the head size; 0: all.
-int Main(bool quick, uint32_t only) {
+int Main(Cases cases, uint32_t only) {
   Totals totals;
   const auto begin = std::chrono::steady_clock::now();
-  if (quick) {
+  if (cases == Cases::kQuick) {
     for (const AttentionCase& c : QuickCases()) Run(c, &totals);
   } else {
     for (uint32_t head_dim : kHeadDims) {
       if (only != 0 && head_dim != only) continue;
       for (ElementType type : {ElementType::kBf16, ElementType::kFp16}) {
-        for (const AttentionCase& c : SweepCases(type, head_dim, true)) {
+        for (const AttentionCase& c :
+             SweepCases(type, head_dim, cases == Cases::kAll)) {
           Run(c, &totals);
         }
       }
@@ -60,7 +64,11 @@ int Main(bool quick, uint32_t only) {
 }  // namespace promptcache::gpu
 
 int main(int argc, char** argv) {
-  const bool quick = argc > 1 && std::strcmp(argv[1], "quick") == 0;
-  const int only = argc > 1 && !quick ? std::atoi(argv[1]) : 0;
-  return promptcache::gpu::Main(quick, static_cast<uint32_t>(only));
+  using promptcache::gpu::Cases;
+  const char* const which = argc > 1 ? argv[1] : "0";
+  const Cases cases = std::strcmp(which, "quick") == 0  ? Cases::kQuick
+                      : std::strcmp(which, "some") == 0 ? Cases::kSome
+                                                        : Cases::kAll;
+  const int only = cases == Cases::kAll ? std::atoi(which) : 0;
+  return promptcache::gpu::Main(cases, static_cast<uint32_t>(only));
 }
