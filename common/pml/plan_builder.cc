@@ -23,10 +23,11 @@ class Builder {
         modules_(tree_, &plan_),
         co_encoded_(tree_.modules.size(), -1) {}
 
-  absl::StatusOr<Plan> Run() {
+  // `items`: what stands after the preamble.
+  absl::StatusOr<Plan> Run(std::vector<PlanItem> items) {
     plan_.schema = tree_.name;
     plan_.layout = options_.layout;
-    PC_ASSIGN_OR_RETURN(items_, OrderPlan(prompt_, schema_.chat_template()));
+    items_ = std::move(items);
     EmitModule(0, /*origin=*/0);
     for (const PlanItem& item : items_) {
       if (item.module < 0) {
@@ -173,7 +174,18 @@ class Builder {
 
 absl::StatusOr<Plan> BuildPlan(const Schema& schema, const JudgedPrompt& prompt,
                                const CompileOptions& options) {
-  return Builder(schema, prompt, options).Run();
+  PC_ASSIGN_OR_RETURN(std::vector<PlanItem> items,
+                      OrderPlan(prompt, schema.chat_template()));
+  return Builder(schema, prompt, options).Run(std::move(items));
+}
+
+absl::StatusOr<Plan> BuildPlan(const Schema& schema, const SchemaTree& tree,
+                               std::vector<PlanItem> items,
+                               const CompileOptions& options) {
+  JudgedPrompt nothing;
+  nothing.tree = &tree;
+  nothing.imported.resize(tree.modules.size());
+  return Builder(schema, nothing, options).Run(std::move(items));
 }
 
 absl::Status CheckContext(const Plan& plan, int32_t context_length) {

@@ -56,7 +56,7 @@ struct GenerationRequest {
   std::vector<std::string> stop;  // none empty
   CacheMode cache_mode = CacheMode::kReadWrite;
   bool full_attention = false;
-  // A text in which modules of the plan's schema were found.
+  // A text, or messages, in which modules of the plan's schema were found.
   bool matched = false;
   uint32_t top_logprobs = 0;
   bool ignore_eos = false;

@@ -53,8 +53,9 @@ absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
   PC_ASSIGN_OR_RETURN(const MatchMode match, ToMatch(request.match()));
   PC_ASSIGN_OR_RETURN(out.prompt, compiler_->Compile(form, layout, match));
   PC_RETURN_IF_ERROR(CheckRetain(out));
-  out.matched = std::holds_alternative<PlainText>(form) &&
-                out.prompt->chunk_tokens == 0 &&
+  const bool names_schema = std::holds_alternative<PmlText>(form) ||
+                            std::holds_alternative<pml::StructuredPrompt>(form);
+  out.matched = !names_schema && out.prompt->chunk_tokens == 0 &&
                 !out.prompt->plan->schema.empty();
   out.arrival = arrival;
   out.deadline = deadline;

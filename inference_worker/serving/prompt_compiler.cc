@@ -216,8 +216,8 @@ std::shared_ptr<const PromptCompiler::Texts> PromptCompiler::RegisteredTexts() {
   for (const std::string& name : *names) {
     const auto schema = GetSchema(name);
     if (!schema.ok()) continue;  // of another model, or just gone
-    if (auto found = SchemaTexts::Create((*schema)->schema)) {
-      texts->push_back(std::move(found));
+    if (auto found = pml::SchemaTexts::Create((*schema)->schema)) {
+      texts->emplace_back(*schema, std::move(found));
     }
   }
   MutexLock lock(&mu_);
@@ -226,23 +226,25 @@ std::shared_ptr<const PromptCompiler::Texts> PromptCompiler::RegisteredTexts() {
   return texts;
 }
 
-PromptCompiler::PromptEntry PromptCompiler::MatchText(
-    const std::string& text, const pml::CompileOptions& options) {
-  PromptEntry best;
-  for (const auto& schema : *RegisteredTexts()) {
-    auto prompt = schema->Find(text);
-    if (!prompt.has_value()) continue;
-    // A revision that came since may refuse it, or make something else of it.
-    auto entry = CompileSchemaPrompt(*std::move(prompt), options);
-    if (!entry.ok() || !IsPlanOf(*entry->prompt->plan, text, *tokenizer_)) {
+PromptCompiler::PromptEntry PromptCompiler::MatchTexts(
+    const pml::SchemaTexts::Rendered& rendered,
+    const pml::CompileOptions& options) {
+  std::optional<pml::Plan> best;
+  PromptEntry entry;
+  for (const auto& [schema, texts] : *RegisteredTexts()) {
+    auto plan = texts->Find(rendered, options);
+    if (!plan.has_value() ||
+        (best.has_value() &&
+         best->num_cached_tokens >= plan->num_cached_tokens)) {
       continue;
     }
-    if (best.prompt == nullptr || best.prompt->plan->num_cached_tokens <
-                                      entry->prompt->plan->num_cached_tokens) {
-      best = *std::move(entry);
-    }
+    best = std::move(plan);
+    entry.compiled_schema = schema;
   }
-  return best;
+  if (!best.has_value()) return entry;
+  entry.schema = best->schema;
+  entry.prompt = WithKeys(*std::move(best), entry.compiled_schema.get());
+  return entry;
 }
 
 absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
@@ -252,29 +254,36 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
       .layout = layout,
       .context_length = options_.context_length - room_for_end,
       .limits = options_.limits};
-  absl::StatusOr<pml::Plan> plan = absl::InternalError("no form");
-  if (const auto* plain = std::get_if<PlainText>(&form)) {
-    plan = pml::CompileText(plain->text, *tokenizer_, options);
-    if (plan.ok() && match == MatchMode::kAuto && !options_.separate_segments) {
-      PromptEntry matched = MatchText(plain->text, options);
-      if (matched.prompt != nullptr) return matched;
-    }
-  } else if (const auto* messages =
-                 std::get_if<std::vector<pml::ChatMessage>>(&form)) {
-    plan =
-        pml::CompileMessages(*messages, *tokenizer_, chat_template_, options);
-  } else {
+  const auto* plain = std::get_if<PlainText>(&form);
+  const auto* messages = std::get_if<std::vector<pml::ChatMessage>>(&form);
+  if (plain == nullptr && messages == nullptr) {
     return CompileSchemaPrompt(form, options);
   }
-  PC_RETURN_IF_ERROR(plan.status());
-  if (plan->spans.empty()) {
+  PC_ASSIGN_OR_RETURN(pml::Plan plan,
+                      plain != nullptr
+                          ? pml::CompileText(plain->text, *tokenizer_, options)
+                          : pml::CompileMessages(*messages, *tokenizer_,
+                                                 chat_template_, options));
+  if (plan.spans.empty()) {
     return absl::InvalidArgumentError("the prompt has no tokens");
+  }
+  if (match == MatchMode::kAuto && !options_.separate_segments) {
+    pml::SchemaTexts::Rendered rendered{.messages = messages != nullptr,
+                                        .plan = &plan};
+    if (plain != nullptr) {
+      rendered.text.AppendText(plain->text);
+    } else {
+      PC_ASSIGN_OR_RETURN(rendered.text,
+                          pml::MarkConversation(*messages, chat_template_));
+    }
+    PromptEntry matched = MatchTexts(rendered, options);
+    if (matched.prompt != nullptr) return matched;
   }
   PromptEntry entry;
   const bool cut = match != MatchMode::kNone && !options_.separate_segments &&
-                   CutPrefix(&*plan);
+                   CutPrefix(&plan);
   entry.prompt =
-      WithKeys(*std::move(plan), nullptr, cut ? kPrefixChunkTokens : 0);
+      WithKeys(std::move(plan), nullptr, cut ? kPrefixChunkTokens : 0);
   return entry;
 }
 

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -17,9 +18,9 @@
 #include "common/mutex.h"
 #include "common/pml/compiler.h"
 #include "common/pml/limits.h"
+#include "common/pml/schema_texts.h"
 #include "common/tokenizer.h"
 #include "inference_worker/serving/generation.h"
-#include "inference_worker/serving/text_match.h"
 
 namespace promptcache::worker {
 
@@ -56,8 +57,9 @@ struct PlainText {
 enum class MatchMode {
   kNone,    // nothing
   kPrefix,  // its beginning, as far as some request left it there
-  // Texts of the registered modules: a plain text that contains some, behind
-  // all that they saw, becomes a prompt of their schema. Else as kPrefix.
+  // Texts of the registered modules: a text, or messages as rendered, that
+  // contains some, behind all that they saw, becomes a prompt of their schema.
+  // Else as kPrefix.
   kAuto,
 };
 using PromptForm = std::variant<PmlText, pml::StructuredPrompt, PlainText,
@@ -135,10 +137,12 @@ class PromptCompiler {
                                           pml::Layout layout, MatchMode match);
   absl::StatusOr<PromptEntry> CompileSchemaPrompt(
       const PromptForm& form, const pml::CompileOptions& options);
-  // The text as a prompt of the schema of which it holds most; no plan: none.
-  PromptEntry MatchText(const std::string& text,
-                        const pml::CompileOptions& options);
-  using Texts = std::vector<std::shared_ptr<const SchemaTexts>>;
+  // As a prompt of the schema of which it holds most; no prompt: none.
+  PromptEntry MatchTexts(const pml::SchemaTexts::Rendered& rendered,
+                         const pml::CompileOptions& options)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  using Texts = std::vector<std::pair<std::shared_ptr<const CompiledSchema>,
+                                      std::shared_ptr<const pml::SchemaTexts>>>;
   std::shared_ptr<const Texts> RegisteredTexts() ABSL_LOCKS_EXCLUDED(mu_);
   // What ends a prompt; -1: nothing does.
   int32_t EndId() const;

@@ -152,6 +152,33 @@ TEST_F(GenerateTest, RegisteredModulesAreFoundInPlainText) {
   EXPECT_EQ(plain.usage().cached_tokens(), 0u);
 }
 
+TEST_F(GenerateTest, RegisteredModulesAreFoundInConversations) {
+  const std::string document = Words(30);
+  PC_ASSERT_OK(worker_->PutSchema(
+      "<schema name=\"doc\"><user>Read this: <module name=\"text\">" +
+      document + "</module></user></schema>"));
+  v1::GenerateRequest request =
+      Chat({"Read this: " + document + " Why?", "So.", "Is that all?"});
+  request.set_match(v1::MATCH_AUTO);
+  const Answer created = worker_->Generate(request);
+  PC_ASSERT_OK(created.status);
+  EXPECT_EQ(created.started.matched_schema(), "doc");
+  EXPECT_EQ(created.completed.exactness(), v1::EXACTNESS_EXACT);
+  EXPECT_GT(created.usage().created_tokens(), 100u);
+  // Prompts that import it, conversations that hold it: the same states.
+  const Answer imported = worker_->Generate(
+      Request("<prompt schema=\"doc\"><user><text/> Why?</user></prompt>", 8));
+  EXPECT_EQ(imported.usage().cached_tokens(), created.usage().created_tokens());
+  const Answer cached = worker_->Generate(request);
+  EXPECT_EQ(cached.usage().cached_tokens(), created.usage().created_tokens());
+  const Answer bypass = worker_->Generate(Bypass(request));
+  EXPECT_EQ(cached.completed.logits_sha256(), bypass.completed.logits_sha256());
+  request.clear_match();
+  const Answer plain = worker_->Generate(request);
+  EXPECT_EQ(plain.started.matched_schema(), "");
+  EXPECT_EQ(plain.usage().cached_tokens(), 0u);
+}
+
 TEST_F(GenerateTest, AReaderThatStopsReadingDelaysNobody) {
   auto channel = grpc::CreateChannel(worker_->address(),
                                      grpc::InsecureChannelCredentials());

@@ -84,7 +84,7 @@ void PrintUsage(const v1::Started& started, const v1::Completed& done) {
       EnumWord(v1::Exactness_descriptor(), done.exactness()));
   if (!started.matched_schema().empty()) {
     std::cerr << "  modules of schema " << started.matched_schema()
-              << " were found in the text\n";
+              << " were found in the prompt\n";
   }
   if (usage.retained_tokens() > 0) {
     std::cerr << absl::StreamFormat(
@@ -304,8 +304,8 @@ void AddGenerate(CLI::App* app, const Globals* globals, Action* action) {
   command
       ->add_option("--match", flags->match,
                    "of a prompt without schema: prefix: its beginning, when "
-                   "some request retained it; auto: of a text also registered "
-                   "modules that stand in it; none")
+                   "some request retained it; auto: also registered modules "
+                   "whose text stands in it; none")
       ->check(CLI::IsMember({"none", "prefix", "auto"}))
       ->capture_default_str()
       ->group("Cache");

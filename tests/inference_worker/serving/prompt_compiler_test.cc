@@ -360,12 +360,38 @@ TEST_F(TextMatchTest, WhatPromptsOfASchemaAddIsNeverAdded) {
   source_.Put("chat", std::string("<user><module name=\"map\">") + kMap +
                           "</module></user>");
   compiler_->InvalidateAll();
-  for (const std::string& text :
-       {std::string("Oh. ") + kMap, std::string(kMap)}) {
-    const std::string schema = Match(text)->plan->schema;
-    EXPECT_NE(schema, "more");
-    EXPECT_NE(schema, "chat");
+  const auto more = Match(std::string("Oh. ") + kMap);
+  EXPECT_EQ(more->plan->schema, "more");
+  EXPECT_THAT(Names(*more), ElementsAre("", "map"));
+  EXPECT_THAT(Names(*Match(kMap)), ElementsAre("text"));
+}
+
+TEST_F(TextMatchTest, ModulesAreFoundInMessages) {
+  source_.Put("chat", std::string("<user>Welcome! <module name=\"map\">") +
+                          kMap + "</module></user>");
+  compiler_->InvalidateAll();
+  const std::vector<pml::ChatMessage> chat = {
+      {"user", std::string("Welcome! ") + kMap + "Where?"},
+      {"assistant", "There."},
+      {"user", "Sure?"}};
+  const auto match = [&](MatchMode mode) {
+    return *compiler_->Compile(chat, pml::Layout::kCompact, mode);
+  };
+  const auto prompt = match(MatchMode::kAuto);
+  EXPECT_EQ(prompt->plan->schema, "chat");
+  EXPECT_THAT(Names(*prompt), ElementsAre("", "map", "text"));
+  EXPECT_EQ(prompt->plan->exactness, pml::Exactness::kExact);
+  const auto imported = Pml("<user><map/>Where?</user>", "chat");
+  PC_ASSERT_OK(imported);
+  for (const ModuleIdentity& id : (*imported)->identities) {
+    EXPECT_THAT(prompt->identities,
+                Contains(::testing::Field(&ModuleIdentity::key, id.key)));
   }
+  EXPECT_NE(match(MatchMode::kPrefix)->plan->schema, "chat");
+  EXPECT_EQ(match(MatchMode::kAuto), prompt);  // kept
+  source_.records.erase("chat");
+  compiler_->Invalidate("chat");
+  EXPECT_NE(match(MatchMode::kAuto)->plan->schema, "chat");
 }
 
 TEST_F(TextMatchTest, SchemasAreListedWhenTheyHaveChanged) {
