@@ -1,11 +1,12 @@
 // promptcache-bench-ttft: the first token of a prompt whose module is cached,
 // through gRPC against a daemon and a worker of their own.
 //
-//   promptcache-bench-ttft [--model FILE] [--cached 3000] [--fresh 8 16 32]
-//       [--repeat 9] [--full-repeat 5] [--json]
+//   promptcache-bench-ttft [--model FILE] [--cached 3000 ...]
+//       [--fresh 8 16 32] [--repeat 9] [--full-repeat 5] [--json]
 //
-// For each number of new tokens: from the call to the first token at the
-// client, with the module read from the cache, and with attention=full. Beside
+// For each number of cached tokens and each of new ones (tools/bench/plot draws
+// both): from the call to the first token at the client, with the module read
+// from the cache, and with attention=full. Beside
 // them, measured alone in this process with the worker idle, what nobody can do
 // without: the new tokens prefilled with no context, and their attention over
 // the cached ones in every layer. Floors: full / cached >= 60 with 8 new
@@ -33,6 +34,7 @@
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/private_span.h"
 #include "tools/bench/bench_text.h"
+#include "tools/bench/conditions.h"
 #include "tools/cli/client.h"
 #include "tools/cli/files.h"
 #include "tools/cli/local_node.h"
@@ -42,7 +44,7 @@ namespace {
 
 struct Options {
   std::string model;
-  uint32_t cached = 3000;
+  std::vector<uint32_t> cached = {3000};
   std::vector<uint32_t> fresh = {8, 16, 32};
   uint32_t repeat = 9;
   uint32_t full_repeat = 5;
@@ -56,6 +58,7 @@ double Median(std::vector<double> values) {
 }
 
 struct Line {
+  uint32_t cached = 0;
   uint32_t fresh = 0;
   std::vector<double> cached_ms;
   std::vector<double> server_ms;  // the worker's own clock
@@ -102,8 +105,9 @@ class InProcess {
     return absl::ToDoubleMilliseconds(absl::Now() - start);
   }
 
-  double Attention(uint32_t fresh) {
-    const KvView seen = context_->PlacedAt(0);
+  double Attention(uint32_t cached, uint32_t fresh) {
+    KvView seen = context_->PlacedAt(0);
+    seen.num_tokens = cached;
     const size_t row_floats = size_t{shape_.num_heads} * shape_.layout.head_dim;
     const worker::cpu::AttentionGroup group = {
         .queries = queries_.data(),
@@ -111,7 +115,7 @@ class InProcess {
         .out = out_.data(),
         .out_stride = row_floats,
         .num_rows = fresh,
-        .position = context_->next_position(),
+        .position = static_cast<int32_t>(cached),
         .visible = {&seen, 1},
         .own = {}};
     const absl::Time start = absl::Now();
@@ -163,24 +167,29 @@ class InProcess {
 
 class ThroughServer {
  public:
-  absl::Status Start(const std::string& dir, const std::string& model,
-                     uint32_t cached, BenchText* text) {
+  absl::Status Start(const std::string& dir, const std::string& model) {
     cli::Interrupt interrupt;
     PC_ASSIGN_OR_RETURN(
         node_, cli::LocalNode::Start({.dir = dir,
                                       .model = model,
-                                      .daemon_args = {"--device_bytes=512MiB"}},
+                                      .daemon_args = {"--device_bytes=1GiB"}},
                                      &interrupt, [](const std::string&) {}));
     PC_ASSIGN_OR_RETURN(
         client_,
         cli::WorkerClient::Connect(node_->worker_address(), absl::Seconds(20)));
+    return absl::OkStatus();
+  }
+
+  // A module of so many tokens, in a schema of its own.
+  absl::Status Cache(uint32_t cached, BenchText* text) {
     PC_ASSIGN_OR_RETURN(const std::string module, text->Of(cached));
     v1::CreateSchemaRequest schema;
-    schema.set_text(absl::StrCat("<schema name=\"ttft\"><module name=\"m\">",
-                                 module, "</module></schema>"));
+    schema.set_text(absl::StrCat("<schema name=\"ttft-", cached,
+                                 "\"><module name=\"m\">", module,
+                                 "</module></schema>"));
     PC_RETURN_IF_ERROR(client_->CreateSchema(schema).status());
     v1::WarmModulesRequest warm;
-    warm.set_schema("ttft");
+    warm.set_schema(absl::StrCat("ttft-", cached));
     return client_->WarmModules(warm, [](const v1::WarmModulesResponse&) {});
   }
 
@@ -188,8 +197,8 @@ class ThroughServer {
   absl::StatusOr<double> FirstToken(const std::string& fresh, bool full,
                                     uint32_t cached, double* server_ms) {
     v1::GenerateRequest request;
-    request.mutable_prompt()->set_pml(
-        absl::StrCat("<prompt schema=\"ttft\"><m/>", fresh, "</prompt>"));
+    request.mutable_prompt()->set_pml(absl::StrCat(
+        "<prompt schema=\"ttft-", cached, "\"><m/>", fresh, "</prompt>"));
     request.set_max_tokens(1);
     request.set_ignore_eos(true);
     if (full) request.set_attention(v1::ATTENTION_MODE_FULL);
@@ -219,19 +228,18 @@ class ThroughServer {
   std::unique_ptr<cli::WorkerClient> client_;
 };
 
-absl::StatusOr<Line> Measure(const Options& options, uint32_t fresh,
-                             BenchText* text, InProcess* alone,
+absl::StatusOr<Line> Measure(const Options& options, uint32_t cached,
+                             uint32_t fresh, BenchText* text, InProcess* alone,
                              ThroughServer* server) {
-  Line line = {.fresh = fresh};
+  Line line = {.cached = cached, .fresh = fresh};
   double ignored = 0;
   for (uint32_t i = 0; i <= options.repeat; ++i) {
     PC_ASSIGN_OR_RETURN(const std::string words, text->Of(fresh));
     double server_ms = 0;
-    PC_ASSIGN_OR_RETURN(
-        const double cached_ms,
-        server->FirstToken(words, false, options.cached, &server_ms));
+    PC_ASSIGN_OR_RETURN(const double cached_ms,
+                        server->FirstToken(words, false, cached, &server_ms));
     PC_ASSIGN_OR_RETURN(const double alone_ms, alone->Alone(fresh));
-    const double attention_ms = alone->Attention(fresh);
+    const double attention_ms = alone->Attention(cached, fresh);
     if (i == 0) continue;
     line.cached_ms.push_back(cached_ms);
     line.server_ms.push_back(server_ms);
@@ -240,29 +248,31 @@ absl::StatusOr<Line> Measure(const Options& options, uint32_t fresh,
   }
   for (uint32_t i = 0; i < options.full_repeat; ++i) {
     PC_ASSIGN_OR_RETURN(const std::string words, text->Of(fresh));
-    PC_ASSIGN_OR_RETURN(
-        line.full_ms.emplace_back(),
-        server->FirstToken(words, true, options.cached, &ignored));
+    PC_ASSIGN_OR_RETURN(line.full_ms.emplace_back(),
+                        server->FirstToken(words, true, cached, &ignored));
   }
   return line;
 }
 
-void Print(const Options& options, const worker::Backend& backend,
-           const std::vector<Line>& lines) {
+void Print(const Options& options, const Conditions& conditions,
+           const worker::Backend& backend, const std::vector<Line>& lines) {
   if (options.json) {
-    nlohmann::json json = {{"numerics", backend.numerics()},
+    nlohmann::json json = {{"conditions", ToJson(conditions)},
+                           {"numerics", backend.numerics()},
                            {"threads", backend.num_threads()},
-                           {"cached_tokens", options.cached}};
+                           {"repeat", options.repeat}};
     for (const Line& line : lines) {
       json["results"].push_back(
-          {{"name",
-            absl::StrCat("ttft ", line.fresh, " over ", options.cached)},
+          {{"name", absl::StrCat("ttft ", line.fresh, " over ", line.cached)},
+           {"cached_tokens", line.cached},
            {"fresh_tokens", line.fresh},
            {"cached_ms", Median(line.cached_ms)},
            {"cached_min_ms", *std::ranges::min_element(line.cached_ms)},
            {"cached_max_ms", *std::ranges::max_element(line.cached_ms)},
            {"server_ms", Median(line.server_ms)},
            {"full_ms", Median(line.full_ms)},
+           {"full_min_ms", *std::ranges::min_element(line.full_ms)},
+           {"full_max_ms", *std::ranges::max_element(line.full_ms)},
            {"speedup", line.Speedup()},
            {"alone_ms", Median(line.alone_ms)},
            {"attention_ms", Median(line.attention_ms)},
@@ -271,35 +281,44 @@ void Print(const Options& options, const worker::Backend& backend,
     std::cout << json.dump(2) << "\n";
     return;
   }
-  std::printf("%s, %u threads, %u tokens cached; medians of %u, full of %u\n",
-              backend.numerics().c_str(), backend.num_threads(), options.cached,
-              options.repeat, options.full_repeat);
-  std::printf("%6s %11s %11s %10s %8s %9s %9s %11s\n", "fresh", "cached ms",
-              "at worker", "full ms", "full/c", "alone", "attention",
-              "c/(a+a)");
+  std::printf("%s%s, %u threads; medians of %u, full of %u\n",
+              ToText(conditions).c_str(), backend.numerics().c_str(),
+              backend.num_threads(), options.repeat, options.full_repeat);
+  std::printf("%7s %6s %11s %11s %10s %8s %9s %9s %11s\n", "cached", "fresh",
+              "cached ms", "at worker", "full ms", "full/c", "alone",
+              "attention", "c/(a+a)");
   for (const Line& line : lines) {
-    std::printf("%6u %11.2f %11.2f %10.1f %7.1fx %9.2f %9.2f %10.2fx\n",
-                line.fresh, Median(line.cached_ms), Median(line.server_ms),
-                Median(line.full_ms), line.Speedup(), Median(line.alone_ms),
-                Median(line.attention_ms), Median(line.cached_ms) / line.Sum());
+    std::printf("%7u %6u %11.2f %11.2f %10.1f %7.1fx %9.2f %9.2f %10.2fx\n",
+                line.cached, line.fresh, Median(line.cached_ms),
+                Median(line.server_ms), Median(line.full_ms), line.Speedup(),
+                Median(line.alone_ms), Median(line.attention_ms),
+                Median(line.cached_ms) / line.Sum());
   }
 }
 
 absl::Status Run(const Options& options) {
+  const Conditions conditions = ReadConditions(
+      "attention=full of the same prompt: >= 60 times below with 8 fresh "
+      "tokens over 3000; the fresh tokens alone and their attention: <= 1.15");
   PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
   PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
   PC_ASSIGN_OR_RETURN(BenchText text, BenchText::Open(model));
   ThroughServer server;
-  PC_RETURN_IF_ERROR(server.Start(dir.path(), model, options.cached, &text));
+  PC_RETURN_IF_ERROR(server.Start(dir.path(), model));
   InProcess alone;
-  PC_RETURN_IF_ERROR(alone.Load(model, options.cached,
+  PC_RETURN_IF_ERROR(alone.Load(model,
+                                *std::ranges::max_element(options.cached),
                                 *std::ranges::max_element(options.fresh)));
   std::vector<Line> lines;
-  for (const uint32_t fresh : options.fresh) {
-    PC_ASSIGN_OR_RETURN(lines.emplace_back(),
-                        Measure(options, fresh, &text, &alone, &server));
+  for (const uint32_t cached : options.cached) {
+    PC_RETURN_IF_ERROR(server.Cache(cached, &text));
+    for (const uint32_t fresh : options.fresh) {
+      PC_ASSIGN_OR_RETURN(
+          lines.emplace_back(),
+          Measure(options, cached, fresh, &text, &alone, &server));
+    }
   }
-  Print(options, alone.backend(), lines);
+  Print(options, conditions, alone.backend(), lines);
   return absl::OkStatus();
 }
 
