@@ -90,8 +90,9 @@ TEST_P(RealModelTest, FastNumericsAreNear) {
     Print(errors);
     EXPECT_LT(errors.max_mean_nll, 0.05);
     EXPECT_LT(errors.max_margin_of_other, 0.5);
+    // 4 % of all choices of these files are others; of 48, as many as three.
     EXPECT_LT(static_cast<double>(errors.num_other_choices),
-              0.05 * static_cast<double>(errors.num_choices));
+              0.08 * static_cast<double>(errors.num_choices));
   }
 }
 
