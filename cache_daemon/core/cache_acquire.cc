@@ -488,11 +488,12 @@ absl::Status CacheState::Release(SessionId session_id, LeaseId lease_id,
   return absl::OkStatus();
 }
 
-void CacheState::ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
-                           uint64_t fresh_tokens) {
-  counters_.request_cached_tokens += cached_tokens;
-  counters_.request_created_tokens += created_tokens;
-  counters_.request_fresh_tokens += fresh_tokens;
+void CacheState::ReportUse(const RequestUse& use) {
+  counters_.request_cached_tokens += use.cached_tokens;
+  counters_.request_created_tokens += use.created_tokens;
+  counters_.request_fresh_tokens += use.fresh_tokens;
+  counters_.request_preemptions += use.preemptions;
+  counters_.request_recomputed_tokens += use.recomputed_tokens;
 }
 
 }  // namespace promptcache::daemon

@@ -76,8 +76,7 @@ class CacheState {
                      absl::Time now, Effects* effects);
   absl::Status Release(SessionId session, LeaseId lease, absl::Time now,
                        Effects* effects);
-  void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
-                 uint64_t fresh_tokens);
+  void ReportUse(const RequestUse& use);
 
   // cache_moves.cc
   struct Check {

@@ -184,10 +184,9 @@ bool ModuleCache::ReportCorruption(const ModuleKey& key, uint64_t generation) {
   return corrupt;
 }
 
-void ModuleCache::ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
-                            uint64_t fresh_tokens) {
+void ModuleCache::ReportUse(const RequestUse& use) {
   MutexLock lock(&mu_);
-  state_->ReportUse(cached_tokens, created_tokens, fresh_tokens);
+  state_->ReportUse(use);
 }
 
 CacheStats ModuleCache::Stats() const {

@@ -140,8 +140,7 @@ class ModuleCache {
   // memory: not for a thread that must not be kept.
   bool ReportCorruption(const ModuleKey& key, uint64_t generation)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
-                 uint64_t fresh_tokens) ABSL_LOCKS_EXCLUDED(mu_);
+  void ReportUse(const RequestUse& use) ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- operators: of all copies of a key -----------------------------------
 

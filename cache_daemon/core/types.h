@@ -195,6 +195,15 @@ struct TierStats {
   bool mapped_read_only = true;
 };
 
+// node.v1.ReportUse.
+struct RequestUse {
+  uint64_t cached_tokens = 0;
+  uint64_t created_tokens = 0;
+  uint64_t fresh_tokens = 0;
+  uint64_t preemptions = 0;
+  uint64_t recomputed_tokens = 0;
+};
+
 // promptcache.v1.CacheStats, less what the registry and main know. Modules are
 // counted once for each copy.
 struct CacheStats {
@@ -219,6 +228,8 @@ struct CacheStats {
   uint64_t request_cached_tokens = 0;
   uint64_t request_created_tokens = 0;
   uint64_t request_fresh_tokens = 0;
+  uint64_t request_preemptions = 0;
+  uint64_t request_recomputed_tokens = 0;
   uint64_t pinned_bytes = 0;
   uint64_t pin_budget_bytes = 0;
   uint64_t pins_refused = 0;  // of policies, for want of budget

@@ -93,6 +93,14 @@ absl::StatusOr<KvLayout> FromProto(const node::v1::KvLayout& proto) {
   return layout;
 }
 
+RequestUse FromProto(const node::v1::ReportUse& proto) {
+  return {.cached_tokens = proto.cached_tokens(),
+          .created_tokens = proto.created_tokens(),
+          .fresh_tokens = proto.fresh_tokens(),
+          .preemptions = proto.preemptions(),
+          .recomputed_tokens = proto.recomputed_tokens()};
+}
+
 WorkerDevice DeviceFromProto(const node::v1::Hello& hello) {
   WorkerDevice device{.uuid = hello.device_uuid(),
                       .driver_version = hello.driver_version()};
@@ -404,6 +412,8 @@ v1::CacheStats ToProto(const CacheStats& stats) {
   proto.set_request_cached_tokens(stats.request_cached_tokens);
   proto.set_request_created_tokens(stats.request_created_tokens);
   proto.set_request_fresh_tokens(stats.request_fresh_tokens);
+  proto.set_request_preemptions(stats.request_preemptions);
+  proto.set_request_recomputed_tokens(stats.request_recomputed_tokens);
   proto.set_pins_refused(stats.pins_refused);
   return proto;
 }

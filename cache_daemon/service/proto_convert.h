@@ -24,6 +24,7 @@ namespace promptcache::daemon {
 inline constexpr size_t kMaxKeysPerAcquire = 8192;
 
 absl::StatusOr<KvLayout> FromProto(const node::v1::KvLayout& proto);
+RequestUse FromProto(const node::v1::ReportUse& proto);
 WorkerDevice DeviceFromProto(const node::v1::Hello& hello);
 // What a worker on that device needs to import its segments and the host's.
 void DescribeSegments(const PagePool& pool, uint32_t device,

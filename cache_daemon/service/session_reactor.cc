@@ -208,9 +208,7 @@ absl::Status SessionReactor::Handle(const node::v1::SessionRequest& request) {
     case Message::kReportCorruption:
       return HandleReport(request.report_corruption());
     case Message::kReportUse:
-      deps_.cache->ReportUse(request.report_use().cached_tokens(),
-                             request.report_use().created_tokens(),
-                             request.report_use().fresh_tokens());
+      deps_.cache->ReportUse(FromProto(request.report_use()));
       return absl::OkStatus();
     case Message::kSetPolicy:
       return HandleSetPolicy(request.set_policy());

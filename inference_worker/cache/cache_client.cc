@@ -59,14 +59,16 @@ class GrpcCacheClient final : public CacheClient {
                                 absl::Now() + options_.acquire_timeout);
   }
 
-  void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
-                 uint64_t fresh_tokens) override {
+  void ReportUse(const RequestUse& use) override {
     const auto session = Current();
     if (!session.ok()) return;
     node::v1::SessionRequest request;
-    request.mutable_report_use()->set_cached_tokens(cached_tokens);
-    request.mutable_report_use()->set_created_tokens(created_tokens);
-    request.mutable_report_use()->set_fresh_tokens(fresh_tokens);
+    node::v1::ReportUse* const report = request.mutable_report_use();
+    report->set_cached_tokens(use.cached_tokens);
+    report->set_created_tokens(use.created_tokens);
+    report->set_fresh_tokens(use.fresh_tokens);
+    report->set_preemptions(use.preemptions);
+    report->set_recomputed_tokens(use.recomputed_tokens);
     (*session)->Send(request);
   }
 

@@ -106,6 +106,17 @@ class CacheLease {
   virtual void ReportCorruption(size_t index) = 0;
 };
 
+struct RequestUse {
+  // Zero for a request that failed.
+  uint64_t cached_tokens = 0;
+  uint64_t created_tokens = 0;
+  uint64_t fresh_tokens = 0;
+  // How often its private pages were taken for others', and the tokens that
+  // were computed again for it.
+  uint64_t preemptions = 0;
+  uint64_t recomputed_tokens = 0;
+};
+
 // The worker's connection to the daemon of its node: one session, re-attached
 // in the background after any loss (jittered back-off, 50 ms to 2 s). Segments
 // are mapped once per session. Opening a session tells the daemon that this
@@ -149,9 +160,8 @@ class CacheClient {
   // Unavailable without a daemon, DeadlineExceeded after acquire_timeout.
   virtual absl::StatusOr<std::unique_ptr<CacheLease>> Acquire(
       const AcquireArgs& args) = 0;
-  // What a finished request used. Not answered.
-  virtual void ReportUse(uint64_t cached_tokens, uint64_t created_tokens,
-                         uint64_t fresh_tokens) = 0;
+  // What a request used that is over. Not answered.
+  virtual void ReportUse(const RequestUse& use) = 0;
   // Replaces the policies of modules that are there already; a commit brings
   // its own. Keys that the daemon does not know are ignored. Parallel bools:
   // true when the pin budget had no room for the pin asked for; the rest of the

@@ -213,16 +213,27 @@ bool Scheduler::WaitForWork(bool runnable) {
   return true;
 }
 
+void Scheduler::ReportUse(const GenerationJob& job) {
+  if (client_ == nullptr) return;
+  RequestUse use{.preemptions = job.preemptions,
+                 .recomputed_tokens = job.recomputed_tokens};
+  if (job.succeeded && !job.request.warm) {
+    use.cached_tokens = job.usage.cached_tokens;
+    use.created_tokens = job.usage.created_tokens;
+    use.fresh_tokens = job.usage.fresh_tokens;
+  } else if (job.preemptions == 0) {
+    return;
+  }
+  client_->ReportUse(use);
+}
+
 void Scheduler::EndDoneJobs() {
   std::vector<std::string> ended;  // their domains
   const auto over = [&](const Job& job) {
     if (job->state != State::kDone || job->task_running) return false;
     ended.push_back(job->request.isolation_domain);
     ++(job->succeeded ? done_ : failed_);
-    if (job->succeeded && client_ != nullptr && !job->request.warm) {
-      client_->ReportUse(job->usage.cached_tokens, job->usage.created_tokens,
-                         job->usage.fresh_tokens);
-    }
+    ReportUse(*job);
     return true;
   };
   std::erase_if(running_, over);

@@ -122,6 +122,7 @@ class Scheduler {
   void Run();
   // False when it is time to end.
   bool WaitForWork(bool runnable);
+  void ReportUse(const GenerationJob& job);
   void EndDoneJobs();
   void CheckDeadlines();
   void AdmitQueued();

@@ -76,6 +76,14 @@ std::string Counts(const v1::CacheStats& stats) {
       WithCommas(stats.request_cached_tokens()),
       WithCommas(stats.request_created_tokens()),
       WithCommas(stats.request_fresh_tokens()));
+  if (stats.request_preemptions() > 0) {
+    absl::StrAppendFormat(
+        &out,
+        "paused    %s times for want of workers' pages (--tail_bytes), %s "
+        "tokens computed again\n",
+        WithCommas(stats.request_preemptions()),
+        WithCommas(stats.request_recomputed_tokens()));
+  }
   for (const auto& state : stats.modules()) {
     if (state.num_modules() == 0) continue;
     absl::StrAppendFormat(

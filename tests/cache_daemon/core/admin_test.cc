@@ -222,12 +222,19 @@ TEST_F(StatsTest, HitsAndEvictionsAreCountedByTier) {
 }
 
 TEST_F(StatsTest, UseIsSummedAsReported) {
-  cache_->ReportUse(100, 20, 3);
-  cache_->ReportUse(1, 1, 1);
+  cache_->ReportUse(
+      {.cached_tokens = 100, .created_tokens = 20, .fresh_tokens = 3});
+  cache_->ReportUse({.cached_tokens = 1,
+                     .created_tokens = 1,
+                     .fresh_tokens = 1,
+                     .preemptions = 2,
+                     .recomputed_tokens = 70});
   const CacheStats stats = cache_->Stats();
   EXPECT_EQ(stats.request_cached_tokens, 101u);
   EXPECT_EQ(stats.request_created_tokens, 21u);
   EXPECT_EQ(stats.request_fresh_tokens, 4u);
+  EXPECT_EQ(stats.request_preemptions, 2u);
+  EXPECT_EQ(stats.request_recomputed_tokens, 70u);
 }
 
 TEST_F(EventsTest, EverythingThatHappensIsTold) {

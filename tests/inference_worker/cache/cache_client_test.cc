@@ -206,7 +206,7 @@ TEST_F(CacheClientTest, ADaemonThatComesLateIsFound) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("daemon")));
   EXPECT_THAT(client->WaitAttached(absl::Now()),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("not")));
-  client->ReportUse(1, 2, 3);  // dropped
+  client->ReportUse({.fresh_tokens = 3});  // dropped
   StartDaemon();
   PC_ASSERT_OK(client->WaitAttached(Later()));
   EXPECT_EQ(Acquire(*client, Args({"m"}))->modules()[0].outcome,

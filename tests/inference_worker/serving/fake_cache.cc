@@ -172,11 +172,13 @@ class FakeClient final : public CacheClient {
     cache_->domains_.insert(args.isolation_domain);
     return std::make_unique<FakeLease>(cache_, args);
   }
-  void ReportUse(uint64_t cached, uint64_t created, uint64_t fresh) override {
+  void ReportUse(const RequestUse& use) override {
     MutexLock lock(&cache_->mu_);
-    cache_->counters_.used_cached += cached;
-    cache_->counters_.used_created += created;
-    cache_->counters_.used_fresh += fresh;
+    cache_->counters_.used_cached += use.cached_tokens;
+    cache_->counters_.used_created += use.created_tokens;
+    cache_->counters_.used_fresh += use.fresh_tokens;
+    cache_->counters_.preemptions += use.preemptions;
+    cache_->counters_.recomputed_tokens += use.recomputed_tokens;
   }
   absl::StatusOr<std::vector<bool>> SetPolicy(
       const std::vector<PolicyChange>& changes) override {

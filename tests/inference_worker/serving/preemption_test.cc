@@ -136,6 +136,15 @@ TEST_F(PreemptionTest, TheYoungestPausesAndAnswersAsIfAlone) {
   }
 }
 
+TEST_F(PreemptionTest, WhatItCostIsToldToTheDaemon) {
+  Start(/*num_pages=*/16);
+  RunTogether({Plain(1), Plain(2), Plain(3)});
+  const SchedulerStats stats = scheduler_->stats();
+  ASSERT_GT(stats.preemptions, 0u);
+  EXPECT_EQ(cache_.counters().preemptions, stats.preemptions);
+  EXPECT_EQ(cache_.counters().recomputed_tokens, stats.recomputed_tokens);
+}
+
 TEST_F(PreemptionTest, TokensComputedAgainAreCountedExactly) {
   // Two grow from two pages to five, then the younger has 8 + 12 tokens there,
   // or one less when the first pass began before it came.
