@@ -121,7 +121,7 @@ TEST_F(PreemptionTest, TheYoungestPausesAndAnswersAsIfAlone) {
                                                    Plain(3)};
   const std::vector<Sink> alone = RunAlone(requests);
   // All of one, of two, and nearly of three.
-  for (const uint64_t num_pages : {8, 16, 21}) {
+  for (const uint64_t num_pages : {8u, 16u, 21u}) {
     Start(num_pages);
     const std::vector<Sink> sinks = RunTogether(requests);
     for (size_t i = 0; i < sinks.size(); ++i) ExpectSame(sinks[i], alone[i]);
