@@ -2,9 +2,11 @@
 // workers whose engine runs there, modules that one encodes and others read.
 
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "common/rpc/grpc_status.h"
 #include "tests/e2e/node_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -98,6 +100,86 @@ TEST_P(GpuGenerateTest, TokensChosenOnTheGpuAreTheSamplers) {
     EXPECT_EQ(chosen.ids, sampled.ids) << temperature;
     EXPECT_TRUE(chosen.completed.logits_sha256().empty());
   }
+}
+
+// A daemon of two GPUs, and a worker on each.
+class TwoGpusGenerateTest : public NodeTest {
+ protected:
+  void SetUp() override {
+    UseEmulatedGpu();
+    UseTinyModel();
+    ScopedEnv both("PC_EMU_DEVICES", "0,1");
+    StartDaemon(
+        {"--device_bytes=4MiB", "--segment_bytes=2MiB", "--host_bytes=32MiB"});
+  }
+  std::unique_ptr<WorkerProcess> StartWorkerOn(int gpu) {
+    ScopedEnv one("PC_EMU_DEVICES", absl::StrCat(gpu));
+    auto worker = StartWorker({"--device=cuda", "--batch_invariant",
+                               "--acquire_timeout=30s", "--tail_bytes=16MiB"});
+    WaitAttached(worker.get());
+    return worker;
+  }
+  // Holds so much of that GPU that all of the schema is demoted.
+  ChildProcess Press(int gpu) {
+    ScopedEnv one("PC_EMU_DEVICES", absl::StrCat(gpu));
+    ChildProcess holder = StartPageWorker({"--pages=970", "--hold"});
+    EXPECT_TRUE(Eventually(absl::Seconds(60), [&] {
+      int in_host = 0;
+      for (const v1::Module& module : Modules(false)) {
+        if (module.schema() != "lib") continue;
+        if (module.tier() != v1::TIER_HOST ||
+            module.state() != v1::MODULE_STATE_COMMITTED) {
+          return false;
+        }
+        ++in_host;
+      }
+      return in_host > 0;
+    }));
+    return holder;
+  }
+};
+
+TEST_F(TwoGpusGenerateTest, EachComputesItsOwnWithTheSameTokens) {
+  const auto first = StartWorkerOn(0);
+  const auto second = StartWorkerOn(1);
+  PC_ASSERT_OK(first->PutSchema(SmallSchema("lib")));
+  const Answer bypass = first->Generate(Bypass(Request(kPrompt, 6)));
+  for (WorkerProcess* worker : {first.get(), second.get()}) {
+    const Answer created = worker->Generate(Request(kPrompt, 6));
+    const Answer cached = worker->Generate(Request(kPrompt, 6));
+    PC_ASSERT_OK(created.status);
+    PC_ASSERT_OK(cached.status);
+    EXPECT_GT(created.usage().created_tokens(), 0u);
+    EXPECT_EQ(cached.usage().cached_tokens(), created.usage().created_tokens());
+    for (const Answer* answer : {&created, &cached}) {
+      EXPECT_EQ(answer->ids, bypass.ids);
+      EXPECT_EQ(answer->completed.logits_sha256(),
+                bypass.completed.logits_sha256());
+    }
+  }
+  EXPECT_EQ(DeviceTier(0).used_bytes(), DeviceTier(1).used_bytes());
+  PC_ASSERT_OK(first->process().Signal(SIGKILL));
+  EXPECT_TRUE(Eventually(absl::Seconds(30),
+                         [&] { return Stats()->num_sessions() == 1; }));
+  const Answer after = second->Generate(Request(kPrompt, 6));
+  EXPECT_EQ(after.ids, bypass.ids);
+  EXPECT_EQ(after.usage().created_tokens(), 0u);
+}
+
+TEST_F(TwoGpusGenerateTest, WhatOneDemotedTheOtherHits) {
+  const auto first = StartWorkerOn(0);
+  PC_ASSERT_OK(first->PutSchema(SmallSchema("lib")));
+  const Answer created = first->Generate(Request(kPrompt, 6));
+  PC_ASSERT_OK(created.status);
+  const ChildProcess holder = Press(0);
+  EXPECT_EQ(DeviceTier(1).used_bytes(), 0u);
+  const auto second = StartWorkerOn(1);
+  const Answer hit = second->Generate(Request(kPrompt, 6));
+  PC_ASSERT_OK(hit.status);
+  EXPECT_EQ(hit.usage().created_tokens(), 0u);
+  EXPECT_EQ(hit.usage().cached_tokens(), created.usage().created_tokens());
+  EXPECT_EQ(hit.ids, created.ids);
+  EXPECT_EQ(hit.completed.logits_sha256(), created.completed.logits_sha256());
 }
 
 INSTANTIATE_TEST_SUITE_P(Handles, GpuGenerateTest,

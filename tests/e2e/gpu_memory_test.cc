@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -23,20 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
-
-// An environment variable of the children that are started while it lives.
-class ScopedEnv {
- public:
-  ScopedEnv(const char* name, const std::string& value) : name_(name) {
-    ::setenv(name, value.c_str(), 1);
-  }
-  ~ScopedEnv() { ::unsetenv(name_); }
-  ScopedEnv(const ScopedEnv&) = delete;
-  ScopedEnv& operator=(const ScopedEnv&) = delete;
-
- private:
-  const char* const name_;
-};
 
 class GpuMemoryTest : public NodeTest {
  protected:
@@ -231,6 +216,70 @@ TEST_F(GpuMemoryTest, AStoppedWritersPagesAreNotHandedOut) {
   }
   PC_ASSERT_OK(stopped.Signal(SIGKILL));
   ExpectNothingHeld();
+}
+
+// A daemon of two GPUs, workers that see one.
+class TwoGpusTest : public GpuMemoryTest {
+ protected:
+  void StartTwoGpuDaemon(const std::string& handles) {
+    ScopedEnv both("PC_EMU_DEVICES", "0,1");
+    StartGpuDaemon(handles, {"--host_bytes=8MiB"});
+  }
+  std::string PagesOn(int gpu, const std::vector<std::string>& flags) {
+    ScopedEnv one("PC_EMU_DEVICES", absl::StrCat(gpu));
+    return Pages(flags);
+  }
+};
+
+TEST_F(TwoGpusTest, WhatOneGpuDemotedTheOtherReadsAndGetsPromoted) {
+  StartTwoGpuDaemon("fd,ipc");
+  EXPECT_NE(DeviceTier(0).device_uuid(), DeviceTier(1).device_uuid());
+  // 1000 of 1024 pages: the mover demotes the oldest.
+  PagesOn(0, {"--count=2", "--pages=500"});
+  ASSERT_TRUE(Eventually(kPatience, [&] { return Stats()->demotions() == 1; }));
+  EXPECT_EQ(DeviceTier(1).used_bytes(), 0u);
+  EXPECT_THAT(PagesOn(1, {"--pages=500"}), HasSubstr("read 0 through a copy"));
+  ASSERT_TRUE(
+      Eventually(kPatience, [&] { return Stats()->promotions() == 1; }));
+  EXPECT_EQ(DeviceTier(1).used_bytes(), 500u * 4096);
+  EXPECT_THAT(PagesOn(1, {"--pages=500"}), HasSubstr("read 0 in place"));
+  // What lies on the other GPU alone is written again.
+  EXPECT_THAT(PagesOn(1, {"--first=1", "--pages=500"}), HasSubstr("wrote 1"));
+  EXPECT_THAT(PagesOn(0, {"--first=1", "--pages=500"}),
+              HasSubstr("read 1 in place"));
+  EXPECT_EQ(Stats()->checksum_mismatches(), 0u);
+}
+
+TEST_F(TwoGpusTest, AWorkerOfAThirdGpuIsToldBothThatAreServed) {
+  StartTwoGpuDaemon("fd");
+  ScopedEnv third("PC_EMU_DEVICES", "2");
+  ChildProcess worker = StartPageWorker({});
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    const std::string log = worker.Log();
+    return absl::StrContains(log, "start the worker with --device=") &&
+           absl::StrContains(log, DeviceTier(0).device_uuid()) &&
+           absl::StrContains(log, DeviceTier(1).device_uuid());
+  })) << worker.Log();
+}
+
+TEST_F(TwoGpusTest, AKilledWorkerLeavesTheOtherGpuUntouched) {
+  StartTwoGpuDaemon("ipc");
+  PagesOn(0, {"--pages=300"});
+  const v1::TierStats before = DeviceTier(0);
+  {
+    ScopedEnv one("PC_EMU_DEVICES", "1");
+    ScopedEnv fault("PROMPTCACHE_FAULT", "half_written:kill");
+    ChildProcess worker = StartPageWorker({"--first=1", "--pages=400"});
+    EXPECT_THAT(worker.Wait(kPatience), IsOkAndHolds(std::string("signal 9")))
+        << worker.Log();
+  }
+  ExpectNothingHeld();
+  EXPECT_TRUE(Eventually(kPatience, [&] {
+    return DeviceTier(1).used_bytes() == 0 &&
+           DeviceTier(1).quarantined_bytes() == 0;
+  }));
+  EXPECT_EQ(DeviceTier(0).DebugString(), before.DebugString());
+  EXPECT_THAT(PagesOn(0, {"--pages=300"}), HasSubstr("read 0 in place"));
 }
 
 TEST_F(GpuMemoryTest, RandomKillsNeverCorruptACommittedPage) {

@@ -271,14 +271,14 @@ absl::StatusOr<v1::CacheStats> NodeTest::Stats() {
   return stats;
 }
 
-v1::TierStats NodeTest::TierNow(v1::Tier wanted) {
+v1::TierStats NodeTest::TierNow(v1::Tier wanted, int device) {
   auto stats = Stats();
   if (!stats.ok()) {
     ADD_FAILURE() << stats.status();
     return {};
   }
   for (const auto& tier : stats->tiers()) {
-    if (tier.tier() == wanted) return tier;
+    if (tier.tier() == wanted && device-- == 0) return tier;
   }
   ADD_FAILURE() << "no tier " << v1::Tier_Name(wanted);
   return {};

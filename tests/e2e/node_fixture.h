@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -69,6 +70,20 @@ class WorkerProcess {
   std::unique_ptr<Stubs> stubs_;
 };
 
+// An environment variable of the children that are started while it lives.
+class ScopedEnv {
+ public:
+  ScopedEnv(const char* name, const std::string& value) : name_(name) {
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~ScopedEnv() { ::unsetenv(name_); }
+  ScopedEnv(const ScopedEnv&) = delete;
+  ScopedEnv& operator=(const ScopedEnv&) = delete;
+
+ private:
+  const char* const name_;
+};
+
 // Starts the real programs on a private socket and free ports, below a
 // directory that goes with the test; none outlives it.
 class NodeTest : public ::testing::Test {
@@ -86,9 +101,12 @@ class NodeTest : public ::testing::Test {
   const std::string& daemon_address() const { return daemon_address_; }
 
   absl::StatusOr<v1::CacheStats> Stats();
-  // A tier now; fails the test when the daemon does not answer.
-  v1::TierStats TierNow(v1::Tier tier);
-  v1::TierStats DeviceTier() { return TierNow(v1::TIER_DEVICE); }
+  // A tier now, of the device with that number among the daemon's; fails the
+  // test when the daemon does not answer.
+  v1::TierStats TierNow(v1::Tier tier, int device = 0);
+  v1::TierStats DeviceTier(int device = 0) {
+    return TierNow(v1::TIER_DEVICE, device);
+  }
   std::vector<v1::Module> Modules(bool include_absent);
   uint64_t PageBytes() const;
 
@@ -106,7 +124,8 @@ class NodeTest : public ::testing::Test {
   // and mount namespaces of its own, where it is process 1. False: not to be
   // had here. Their ChildProcess is the launcher: SIGKILL reaches the server.
   bool UseContainers();
-  // Daemon and workers from now on: those of build/bin/emulated, on its GPU.
+  // Daemon and workers from now on: those of build/bin/emulated, on its GPUs
+  // (PC_EMU_DEVICES says which a process sees).
   void UseEmulatedGpu();
   // A tests/e2e/page_worker of that node, which is not waited for.
   ChildProcess StartPageWorker(const std::vector<std::string>& flags);

@@ -11,6 +11,7 @@
 #include "tools/cli/app.h"
 #include "tools/cli/cache_commands.h"
 #include "tools/cli/cli_status.h"
+#include "tools/cli/placement_text.h"
 #include "tools/cli/proto_json.h"
 #include "tools/cli/terminal.h"
 
@@ -29,7 +30,7 @@ std::string TierTable(const v1::CacheStats& stats) {
        "quarantined", "largest free", "modules"}};
   for (const auto& tier : stats.tiers()) {
     rows.push_back(
-        {EnumWord(v1::Tier_descriptor(), tier.tier()), tier.kind(),
+        {TierText(tier.tier(), tier.device_uuid()), tier.kind(),
          HumanBytes(tier.capacity_bytes()), HumanBytes(tier.used_bytes()),
          HumanBytes(tier.leased_bytes()), HumanBytes(tier.pinned_bytes()),
          HumanBytes(tier.reserved_bytes()),
