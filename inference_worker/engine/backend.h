@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "common/kv_layout.h"
 #include "common/kv_view.h"
+#include "inference_worker/engine/arrival.h"
 
 namespace promptcache::worker {
 
@@ -63,6 +64,11 @@ struct RowGroup {
   // rows of a module being encoded, else 0.
   int32_t embedding_position_offset = 0;
   RowPart part = RowPart::kDecoder;
+  // What views of `visible` may still be waiting for; on a GPU only. A layer's
+  // attention waits for its states, the layers before it are computed
+  // meanwhile. Forward fails for nobody whose states never come: such rows'
+  // results are to be thrown away (Arrival::AwaitVerified).
+  std::span<Arrival* const> arrivals;
 };
 
 // A loaded model on a device. Forward is not reentrant: one pass at a time

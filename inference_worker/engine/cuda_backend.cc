@@ -77,6 +77,7 @@ class CudaBackend final : public Backend {
   std::vector<int32_t> table_rows_;  // of learned positions
   std::vector<gpu::KvSlot> slots_;
   std::vector<gpu::AttentionGroup> groups_;
+  PassArrivals arrivals_;
   int32_t num_rows_ = 0;
   size_t ids_at_ = 0;
   size_t table_rows_at_ = 0;
@@ -116,8 +117,10 @@ void CudaBackend::DescribePass(std::span<const RowGroup> groups) {
   head_.Clear();
   slots_.clear();
   groups_.clear();
+  arrivals_.Clear();
   for (const RowGroup& group : groups) {
     if (group.tokens.empty()) continue;
+    arrivals_.Add(group.arrivals);
     const auto first = static_cast<uint32_t>(ids_.size());
     const auto num_rows = static_cast<uint32_t>(group.tokens.size());
     ids_.insert(ids_.end(), group.tokens.begin(), group.tokens.end());
@@ -172,7 +175,9 @@ PassGraphs::Key CudaBackend::KeyOfPass() const {
 
 absl::Status CudaBackend::Run(std::vector<float>* logits) {
   PC_RETURN_IF_ERROR(Prepare());
-  if (options_.graphs && num_rows_ <= PassGraphs::kMaxRows) {
+  // A graph waits for nothing but its own work.
+  if (options_.graphs && arrivals_.empty() &&
+      num_rows_ <= PassGraphs::kMaxRows) {
     const auto pass = [this] {
       PC_RETURN_IF_ERROR(RunLayers());
       return head_.Run(input_);
@@ -249,6 +254,7 @@ absl::Status CudaBackend::Attend(uint32_t index, const gpu::RopeView* rope) {
     params.rope_interleaved = rope->interleaved;
     params.rope_factor = rope == &*positions_.rope ? positions_.factor : 1.0f;
   }
+  arrivals_.AwaitLayers(index + 1);
   return attention_.Launch(params, input_, layers_->stream());
 }
 

@@ -161,6 +161,7 @@ class CudaEncoderDecoder final : public Backend {
   std::vector<gpu::KvSlot> cross_slots_;
   size_t cross_slots_at_ = 0;
   std::vector<gpu::AttentionGroup> groups_;
+  PassArrivals arrivals_;              // read by the attention to the encoder
   std::vector<KvView> segment_views_;  // of the encoder's groups
   gpu::DeviceBuffer encoder_kv_;       // pages of kEncoderPageTokens
   std::vector<std::byte*> encoder_pages_;
@@ -190,7 +191,7 @@ absl::Status CudaEncoderDecoder::Forward(std::span<const RowGroup> groups,
 
 absl::Status CudaEncoderDecoder::Run(std::vector<float>* logits) {
   PC_RETURN_IF_ERROR(Prepare(/*cross_states=*/true));
-  if (options_.graphs && encoder_.ids.empty() &&
+  if (options_.graphs && arrivals_.empty() && encoder_.ids.empty() &&
       decoder_.num_rows() <= PassGraphs::kMaxRows) {
     return RunDecoding(logits);
   }
@@ -249,11 +250,13 @@ void CudaEncoderDecoder::SortRows(std::span<const RowGroup> groups) {
   encoder_.Clear();
   decoder_.Clear();
   head_.Clear();
+  arrivals_.Clear();
   size_t segment = 0;
   for (const RowGroup& group : groups) {
     const bool encoder = group.part != RowPart::kDecoder;
     if (group.part == RowPart::kEncoder) ++segment;
     if (group.tokens.empty()) continue;
+    if (!encoder) arrivals_.Add(group.arrivals);
     Stack& stack = encoder ? encoder_ : decoder_;
     stack.groups.push_back(
         {&group, static_cast<uint32_t>(stack.ids.size()), segment});
@@ -456,6 +459,7 @@ absl::Status CudaEncoderDecoder::AttendToEncoder(uint32_t layer) {
       layers_->Multiply(act.normed, cross.query, num_rows, act.qkv));
   PC_RETURN_IF_ERROR(layers_->SplitQkv(nullptr, nullptr, nullptr,
                                        {.states = false}, num_rows));
+  arrivals_.AwaitLayers(layer + 1);
   PC_RETURN_IF_ERROR(cross_attention_.Launch(ParamsOf(layout_, layer), input_,
                                              layers_->stream()));
   return layers_->AddProduct(act.attention, {.weights = cross.out}, {},

@@ -8,6 +8,7 @@
 
 #include "common/page_sum.h"
 #include "common/status_macros.h"
+#include "cuda/runtime/layered_copy.h"
 
 namespace promptcache::worker {
 namespace {
@@ -30,6 +31,51 @@ absl::Status ForEachStretch(std::span<Page* const> pages, size_t page_bytes,
   return absl::OkStatus();
 }
 
+// The same where they lie side by side on both sides.
+template <typename Fn>
+absl::Status ForEachPair(std::span<const std::byte* const> from,
+                         std::span<std::byte* const> to, size_t page_bytes,
+                         Fn fn) {
+  for (size_t first = 0; first < from.size();) {
+    size_t end = first + 1;
+    while (end < from.size() && from[end] == from[end - 1] + page_bytes &&
+           to[end] == to[end - 1] + page_bytes) {
+      ++end;
+    }
+    PC_RETURN_IF_ERROR(fn(first, end - first));
+    first = end;
+  }
+  return absl::OkStatus();
+}
+
+// A copy of ours: right once it is done.
+class CopyArrival final : public Arrival {
+ public:
+  explicit CopyArrival(std::vector<gpu::LayerGroup> groups)
+      : groups_(std::move(groups)) {}
+  ~CopyArrival() override {
+    if (!groups_.empty()) Wait(groups_.back());
+  }
+
+ private:
+  static bool Wait(const gpu::LayerGroup& group) {
+    const absl::Status done = group.done->Synchronize();
+    if (!done.ok()) LOG(ERROR) << "states did not arrive: " << done;
+    return done.ok();
+  }
+  bool WaitForLayers(uint32_t num_layers) override {
+    for (const gpu::LayerGroup& group : groups_) {
+      if (group.end_layer >= num_layers) return Wait(group);
+    }
+    return true;
+  }
+  bool WaitForVerified() override {
+    return groups_.empty() || Wait(groups_.back());
+  }
+
+  const std::vector<gpu::LayerGroup> groups_;  // one after the other
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
@@ -38,6 +84,7 @@ absl::StatusOr<std::unique_ptr<KvMemory>> KvMemory::Create(
   if (options.device != nullptr) {
     MutexLock lock(&memory->mu_);
     PC_ASSIGN_OR_RETURN(memory->stream_, options.device->NewStream());
+    PC_ASSIGN_OR_RETURN(memory->arrival_stream_, options.device->NewStream());
   }
   return memory;
 }
@@ -145,20 +192,31 @@ absl::StatusOr<std::vector<uint64_t>> KvMemory::SumsByCopy(
   return sums;
 }
 
-absl::Status KvMemory::CopyFromHost(std::span<const std::byte* const> from,
-                                    std::span<std::byte* const> to,
-                                    size_t page_bytes) {
-  return Copy(from, to, page_bytes, gpu::CopyKind::kToDevice);
+absl::StatusOr<std::unique_ptr<Arrival>> KvMemory::StartCopyFromHost(
+    std::span<const std::byte* const> from, std::span<std::byte* const> to,
+    const KvLayout& layout) {
+  CHECK_EQ(from.size(), to.size());
+  std::vector<gpu::PageStretch> stretches;
+  PC_RETURN_IF_ERROR(ForEachPair(
+      from, to, layout.page_bytes(), [&](size_t first, size_t count) {
+        stretches.push_back(
+            {.to = to[first], .from = from[first], .num_pages = count});
+        return absl::OkStatus();
+      }));
+  MutexLock lock(&mu_);
+  absl::StatusOr<std::vector<gpu::LayerGroup>> groups =
+      gpu::QueueLayeredCopy(*options_.device, *arrival_stream_, stretches,
+                            layout.page_bytes(), layout.num_layers);
+  if (!groups.ok()) {
+    // Nothing may be on its way to pages that are given back.
+    arrival_stream_->Synchronize().IgnoreError();  // the first error is told
+    return groups.status();
+  }
+  return std::make_unique<CopyArrival>(*std::move(groups));
 }
 
 absl::Status KvMemory::Copy(std::span<const std::byte* const> from,
                             std::span<std::byte* const> to, size_t page_bytes) {
-  return Copy(from, to, page_bytes, gpu::CopyKind::kOnDevice);
-}
-
-absl::Status KvMemory::Copy(std::span<const std::byte* const> from,
-                            std::span<std::byte* const> to, size_t page_bytes,
-                            gpu::CopyKind kind) {
   CHECK_EQ(from.size(), to.size());
   if (!on_gpu()) {
     for (size_t i = 0; i < from.size(); ++i) {
@@ -167,17 +225,12 @@ absl::Status KvMemory::Copy(std::span<const std::byte* const> from,
     return absl::OkStatus();
   }
   MutexLock lock(&mu_);
-  for (size_t first = 0; first < from.size();) {
-    // Whole runs at once, where they are side by side on both sides.
-    size_t end = first + 1;
-    while (end < from.size() && from[end] == from[end - 1] + page_bytes &&
-           to[end] == to[end - 1] + page_bytes) {
-      ++end;
-    }
-    PC_RETURN_IF_ERROR(stream_->Copy(to[first], from[first],
-                                     (end - first) * page_bytes, kind));
-    first = end;
-  }
+  PC_RETURN_IF_ERROR(
+      ForEachPair(from, to, page_bytes, [&](size_t first, size_t count) {
+        mu_.AssertHeld();
+        return stream_->Copy(to[first], from[first], count * page_bytes,
+                             gpu::CopyKind::kOnDevice);
+      }));
   return stream_->Synchronize();
 }
 

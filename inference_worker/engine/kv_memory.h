@@ -9,8 +9,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/kv_layout.h"
 #include "common/mutex.h"
 #include "cuda/runtime/device.h"
+#include "inference_worker/engine/arrival.h"
 
 namespace promptcache::worker {
 
@@ -54,19 +56,20 @@ class KvMemory {
   absl::StatusOr<std::vector<uint64_t>> Sums(
       std::span<const std::byte* const> pages, size_t page_bytes, bool on_host)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Pages of the (pinned) host tier into pages of the device.
-  absl::Status CopyFromHost(std::span<const std::byte* const> from,
-                            std::span<std::byte* const> to, size_t page_bytes)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // Pages of the device into others of it.
+  // Begins to copy pages of the (pinned) host tier into pages of the device,
+  // beside what passes do; the only method whose work is not done when it
+  // returns. `from` must stay as it is and `to` be nobody else's until the
+  // arrival is verified or gone: its destructor waits for the copy. It must not
+  // outlive this. REQUIRES: on_gpu().
+  absl::StatusOr<std::unique_ptr<Arrival>> StartCopyFromHost(
+      std::span<const std::byte* const> from, std::span<std::byte* const> to,
+      const KvLayout& layout) ABSL_LOCKS_EXCLUDED(mu_);
+  // Pages of the device (or of the CPU's memory) into others of it.
   absl::Status Copy(std::span<const std::byte* const> from,
                     std::span<std::byte* const> to, size_t page_bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  absl::Status Copy(std::span<const std::byte* const> from,
-                    std::span<std::byte* const> to, size_t page_bytes,
-                    gpu::CopyKind kind) ABSL_LOCKS_EXCLUDED(mu_);
   explicit KvMemory(const Options& options) : options_(options) {}
   absl::StatusOr<std::vector<uint64_t>> SumsByKernel(
       std::span<const std::byte* const> pages, size_t page_bytes)
@@ -84,7 +87,9 @@ class KvMemory {
   Mutex mu_;
   gpu::PinnedBuffer staging_ ABSL_GUARDED_BY(mu_);
   gpu::DeviceBuffer scratch_ ABSL_GUARDED_BY(mu_);
-  std::unique_ptr<gpu::Stream> stream_ ABSL_GUARDED_BY(mu_);  // null on the CPU
+  // Null on the CPU.
+  std::unique_ptr<gpu::Stream> stream_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<gpu::Stream> arrival_stream_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace promptcache::worker

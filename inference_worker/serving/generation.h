@@ -89,6 +89,7 @@ struct Timings {
   absl::Duration acquire;
   absl::Duration wait_pending;
   absl::Duration prefill;
+  absl::Duration arrival;  // of that: waiting for modules on their way
   absl::Duration ttft;
   absl::Duration decode;
   absl::Duration total;

@@ -157,8 +157,23 @@ absl::Status GenerationJob::ReadModule(size_t module) {
   }
   const std::vector<std::byte*> copies = TakePages(pages.size());
   execution_->SetReadable(module, {copies.begin(), copies.end()});
-  return pages_->memory()->CopyFromHost(pages, copies,
-                                        pages_->layout().page_bytes());
+  PC_ASSIGN_OR_RETURN(
+      std::unique_ptr<Arrival> arrival,
+      pages_->memory()->StartCopyFromHost(pages, copies, pages_->layout()));
+  execution_->AddArrival(arrival.get());
+  arrivals_.push_back(std::move(arrival));
+  return absl::OkStatus();
+}
+
+bool GenerationJob::ArrivalsVerified() {
+  bool verified = true;
+  for (const std::unique_ptr<Arrival>& arrival : arrivals_) {
+    verified = arrival->AwaitVerified() && verified;
+    timings.arrival += arrival->waited();
+  }
+  execution_->ClearArrivals();
+  arrivals_.clear();
+  return verified;
 }
 
 absl::Status GenerationJob::BeginStage() {
@@ -459,6 +474,7 @@ void GenerationJob::GiveBack() {
 }
 
 void GenerationJob::Release() {
+  arrivals_.clear();
   modules = ModuleSet{};
   execution_.reset();
   spare_pages_.clear();

@@ -73,6 +73,9 @@ class GenerationJob {
   // In kDecode: takes the page that the next row is to be written to when it
   // is not there. ResourceExhausted: none is free, nothing has changed.
   absl::Status GrowTail();
+  // After each step: what its rows read while it arrived is there and right.
+  // Blocks until that is known. False: the step is to be discarded.
+  bool ArrivalsVerified();
   // How the token after its last row is chosen where the logits are, valid
   // until the next call; null when the logits are wanted here.
   TokenChoice* NextChoice();
@@ -163,6 +166,8 @@ class GenerationJob {
   // By attempts before this one, for which the cache was asked again.
   std::vector<bool> created_;
   std::vector<StateSource> told_;  // with OnStarted; empty: nothing yet
+  // Of pages that are being filled: copies of ours end before pages go back.
+  std::vector<std::unique_ptr<Arrival>> arrivals_;
   bool private_only_ = false;
   // Pages ran out after the cache was asked: next time all are taken first.
   bool reserve_all_ = false;

@@ -452,6 +452,7 @@ size_t PlanExecution::NextRows(size_t max_rows,
     group.own.num_tokens += static_cast<uint32_t>(rows);
     group.own_write_pages = run.write_pages;
     group.part = run.part;
+    group.arrivals = arrivals_;
     group.logits = run.logits && rows == run.tokens.size()
                        ? LogitsWanted::kLast
                        : LogitsWanted::kNone;

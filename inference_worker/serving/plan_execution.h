@@ -106,6 +106,11 @@ class PlanExecution {
   // readable or was queued before.
   void EncodeModule(size_t module, std::vector<std::byte*> temporary_pages);
   const absl::Status& memory_status() const { return memory_status_; }
+
+  // Readable pages that are still being filled. Groups name all of these until
+  // they are cleared; they must live until then.
+  void AddArrival(Arrival* arrival) { arrivals_.push_back(arrival); }
+  void ClearArrivals() { arrivals_.clear(); }
   // Queues the fresh parts; the last row gives logits. REQUIRES: the pages of
   // tail_pages(0), and of every module that a span uses.
   void ComputeFresh();
@@ -180,6 +185,7 @@ class PlanExecution {
   Run frame_;
   std::vector<int32_t> generated_;
 
+  std::vector<Arrival*> arrivals_;
   absl::Status memory_status_;
   std::deque<Run> runs_;  // the first may be partly done
   size_t rows_left_ = 0;

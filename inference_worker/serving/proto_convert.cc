@@ -374,6 +374,7 @@ void ToProto(const CompletedEvent& event, pml::Exactness exactness,
   timings->set_ttft_ms(absl::ToDoubleMilliseconds(t.ttft));
   timings->set_decode_ms(absl::ToDoubleMilliseconds(t.decode));
   timings->set_total_ms(absl::ToDoubleMilliseconds(t.total));
+  timings->set_arrival_ms(absl::ToDoubleMilliseconds(t.arrival));
   out->set_exactness(ToProto(exactness));
   out->set_finish_reason(ToProto(event.finish_reason));
   out->set_stop_string(event.stop_string);

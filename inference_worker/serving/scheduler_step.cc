@@ -180,7 +180,8 @@ void Scheduler::StepOneByOne(const std::vector<Share>& shares,
 
 void Scheduler::FinishShare(const Share& share, std::span<const float> logits) {
   GenerationJob* job = share.job;
-  if (!job->modules.Valid()) {
+  // In this order: what has not arrived right has lost its generation by then.
+  if (!job->ArrivalsVerified() || !job->modules.Valid()) {
     ++discarded_;
     RestartJob(job, kStateLost);
     return;

@@ -10,6 +10,7 @@ PLAN = "cuda/kernels/attention_plan.cc"
 LAUNCH = "cuda/kernels/attention.cu"
 CASE = "tests/cuda_on_cpu/attention_case.cc"
 STEP = "inference_worker/serving/scheduler_step.cc"
+BACKEND = "inference_worker/engine/cuda_backend.cc"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,17 @@ FAULTS = [
           "static_cast<uint32_t>(at.token + token);", mode="asan"),
     # What a step read may have been handed to another module while it ran.
     Fault("generation_unchecked", STEP,
-          "  if (!job->modules.Valid()) {\n    ++discarded_;\n",
-          "  if (false) {\n    ++discarded_;\n", mode="serving", rebuild=()),
+          "  if (!job->ArrivalsVerified() || !job->modules.Valid()) {\n"
+          "    ++discarded_;\n",
+          "  if (!job->ArrivalsVerified()) {\n    ++discarded_;\n",
+          mode="serving", rebuild=()),
+    Fault("progress_not_waited_for", BACKEND,
+          "  arrivals_.AwaitLayers(index + 1);\n", "", mode="engine",
+          rebuild=()),
+    Fault("progress_waited_for_a_layer_late", BACKEND,
+          "arrivals_.AwaitLayers(index + 1);", "arrivals_.AwaitLayers(index);",
+          mode="engine", rebuild=()),
+    Fault("graph_of_a_pass_that_waits", BACKEND,
+          "options_.graphs && arrivals_.empty() &&", "options_.graphs &&",
+          mode="engine", rebuild=()),
 ]

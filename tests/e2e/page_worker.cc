@@ -137,7 +137,9 @@ absl::Status PageWorker::Read(int module) {
   std::vector<std::byte*> copies;
   if (hit.on_host && memory_->on_gpu()) {
     PC_ASSIGN_OR_RETURN(copies, pages_->Allocate(pages.size()));
-    PC_RETURN_IF_ERROR(memory_->CopyFromHost(pages, copies, page_bytes));
+    PC_ASSIGN_OR_RETURN(const std::unique_ptr<Arrival> copy,
+                        memory_->StartCopyFromHost(pages, copies, kLayout));
+    right = right && copy->AwaitVerified();
     pages.assign(copies.begin(), copies.end());
   }
   FaultPoint("reading");

@@ -363,6 +363,127 @@ TEST_F(CudaBackendTest, OtherModesDifferByRoundingAlone) {
             0.01);
 }
 
+// Brings each layer when it is waited for, and never before.
+class LateArrival final : public Arrival {
+ public:
+  LateArrival(const KvLayout& layout, std::vector<const std::byte*> from,
+              std::vector<std::byte*> to)
+      : layout_(layout),
+        from_(std::move(from)),
+        to_(std::move(to)),
+        stream_(*TestGpu()->NewStream()) {
+    // All bits set: NaN.
+    const std::vector<uint8_t> poison(layout.page_bytes(), 0xFF);
+    for (std::byte* page : to_) {
+      PC_EXPECT_OK(stream_->Copy(page, poison.data(), poison.size(),
+                                 gpu::CopyKind::kToDevice));
+      PC_EXPECT_OK(stream_->Synchronize());
+    }
+  }
+  uint32_t num_layers() const { return num_layers_; }
+
+ private:
+  bool WaitForLayers(uint32_t num_layers) override {
+    const size_t layer_bytes = layout_.page_bytes() / layout_.num_layers;
+    for (size_t i = 0; i < to_.size(); ++i) {
+      PC_EXPECT_OK(stream_->Copy(to_[i] + num_layers_ * layer_bytes,
+                                 from_[i] + num_layers_ * layer_bytes,
+                                 (num_layers - num_layers_) * layer_bytes,
+                                 gpu::CopyKind::kOnDevice));
+    }
+    PC_EXPECT_OK(stream_->Synchronize());
+    EXPECT_EQ(num_layers, num_layers_ + 1);  // layer by layer
+    num_layers_ = num_layers;
+    return true;
+  }
+  bool WaitForVerified() override { return true; }
+
+  const KvLayout layout_;
+  const std::vector<const std::byte*> from_;
+  const std::vector<std::byte*> to_;
+  const std::unique_ptr<gpu::Stream> stream_;
+  uint32_t num_layers_ = 0;
+};
+
+// Again and again in passes of one shape: none of them is recorded, nor served
+// by what was recorded of another.
+TEST_F(CudaBackendTest, EachLayerWaitsForArrivingStates) {
+  const auto backend = Make(/*invariant=*/true);
+  auto pool = Pool(*backend);
+  const std::vector<int32_t> module_ids = RandomIds(50, 5);
+  const std::vector<int32_t> fresh_ids = RandomIds(9, 6);
+  Logits expected, ignored;
+  PrivateSpan module(*pool, 0);
+  PC_ASSERT_OK(
+      module.Run(*backend, module_ids, {}, LogitsWanted::kNone, &ignored));
+  const KvView whole = module.PlacedAt(200);
+  for (int round = 0; round < 3; ++round) {
+    PrivateSpan fresh(*pool, 300);
+    PC_ASSERT_OK(fresh.Run(*backend, fresh_ids, {&whole, 1}, LogitsWanted::kAll,
+                           &expected));
+  }
+  const std::vector<const std::byte*> pages(
+      whole.pages, whole.pages + backend->layout().PagesFor(50));
+  for (int round = 0; round < 2; ++round) {
+    const auto copies = *pool->Allocate(pages.size());
+    const std::vector<const std::byte*> read(copies.begin(), copies.end());
+    LateArrival late(backend->layout(), pages, copies);
+    Arrival* const arrivals[] = {&late};
+    KvView arriving = whole;
+    arriving.pages = read.data();
+    PrivateSpan fresh(*pool, 300);
+    RowGroup group =
+        *fresh.Append(fresh_ids, {&arriving, 1}, LogitsWanted::kAll);
+    group.arrivals = arrivals;
+    Logits got;
+    PC_ASSERT_OK(backend->Forward({&group, 1}, &got));
+    EXPECT_TRUE(SameBits(got, expected)) << round;
+    EXPECT_EQ(late.num_layers(), backend->layout().num_layers);
+    pool->Free(copies);
+  }
+}
+
+// As the worker reads the host tier: its own copy, in groups of layers.
+TEST_F(CudaBackendTest, StatesCopiedFromTheHostMeanwhileGiveTheSameBits) {
+  const auto backend = Make(/*invariant=*/true);
+  auto pool = Pool(*backend);
+  const std::vector<int32_t> module_ids = RandomIds(50, 5);
+  const std::vector<int32_t> fresh_ids = RandomIds(9, 6);
+  const size_t page_bytes = backend->layout().page_bytes();
+  Logits expected, got, ignored;
+  PrivateSpan module(*pool, 0);
+  PrivateSpan fresh(*pool, 300);
+  PC_ASSERT_OK(
+      module.Run(*backend, module_ids, {}, LogitsWanted::kNone, &ignored));
+  KvView view = module.PlacedAt(200);
+  PC_ASSERT_OK(fresh.Run(*backend, fresh_ids, {&view, 1}, LogitsWanted::kAll,
+                         &expected));
+  const size_t num_pages = backend->layout().PagesFor(50);
+  const auto host = *TestGpu()->AllocatePinned(num_pages * page_bytes);
+  const auto stream = *TestGpu()->NewStream();
+  std::vector<const std::byte*> from;
+  for (size_t i = 0; i < num_pages; ++i) {
+    from.push_back(host.data() + i * page_bytes);
+    PC_ASSERT_OK(stream->Copy(host.data() + i * page_bytes, view.pages[i],
+                              page_bytes, gpu::CopyKind::kToHost));
+  }
+  PC_ASSERT_OK(stream->Synchronize());
+  const auto copies = *pool->Allocate(num_pages);
+  const std::vector<const std::byte*> read(copies.begin(), copies.end());
+  {
+    const auto arrival =
+        *pool->memory()->StartCopyFromHost(from, copies, backend->layout());
+    Arrival* const arrivals[] = {arrival.get()};
+    view.pages = read.data();
+    PrivateSpan again(*pool, 300);
+    RowGroup group = *again.Append(fresh_ids, {&view, 1}, LogitsWanted::kAll);
+    group.arrivals = arrivals;
+    PC_ASSERT_OK(backend->Forward({&group, 1}, &got));
+  }
+  EXPECT_TRUE(SameBits(got, expected));
+  pool->Free(copies);
+}
+
 TEST_F(CudaBackendTest, ManyLogitsAreComputedInBlocks) {
   TinyLlamaSpec spec = HeadSpec();
   spec.layers = 1;

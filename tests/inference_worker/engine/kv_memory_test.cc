@@ -96,7 +96,10 @@ TEST_F(KvMemoryTest, CopiesComeFromTheHostTierAndAreSummedThere) {
     due.push_back(PageSum({at, kPageBytes}));
   }
   const auto to = *pages_->Allocate(3);
-  PC_ASSERT_OK(memory_->CopyFromHost(from, to, kPageBytes));
+  const auto arrival = memory_->StartCopyFromHost(from, to, kLayout);
+  PC_ASSERT_OK(arrival);
+  EXPECT_TRUE((*arrival)->AwaitLayers(1));
+  EXPECT_TRUE((*arrival)->AwaitVerified());
   EXPECT_EQ(Read(to[0]), std::vector<uint8_t>(kPageBytes, 7));
   EXPECT_EQ(Read(to[1]), std::vector<uint8_t>(kPageBytes, 8));
   EXPECT_EQ(Read(to[2]), std::vector<uint8_t>(kPageBytes, 5));
@@ -107,6 +110,18 @@ TEST_F(KvMemoryTest, CopiesComeFromTheHostTierAndAreSummedThere) {
   pages_->Free(copies);
   EXPECT_THAT(memory_->Sums(from, kPageBytes, /*on_host=*/true),
               IsOkAndHolds(due));
+  pages_->Free(to);
+}
+
+TEST_F(KvMemoryTest, ACopyThatIsLetGoHasEnded) {
+  const auto host = *device_->AllocatePinned(kPageBytes);
+  std::memset(host.data(), 9, kPageBytes);
+  const std::vector<const std::byte*> from = {host.data()};
+  const auto to = *pages_->Allocate(1);
+  *memory_->StartCopyFromHost(from, to, kLayout);
+  // What comes later is not overtaken.
+  Write(to[0], 3);
+  EXPECT_EQ(Read(to[0]), std::vector<uint8_t>(kPageBytes, 3));
   pages_->Free(to);
 }
 
