@@ -114,6 +114,7 @@ class GrpcCacheClient final : public CacheClient {
            .model = options_.model,
            .layout = options_.layout,
            .device = options_.device,
+           .reads_arriving = options_.reads_arriving,
            .on_schema_changed = options_.on_schema_changed});
       if (!session.ok()) {
         SetError(session.status());

@@ -49,6 +49,9 @@ struct AcquiredModule {
   // The pages are in host memory, in the host tier or because the device is the
   // CPU: a GPU copies them (from pinned memory) and reads the copy.
   bool on_host = true;
+  // A hit that the daemon is copying to the GPU now: layers can be read as
+  // CacheLease::Progress says.
+  bool arriving = false;
   uint64_t generation = 0;
   uint64_t reservation_id = 0;
   std::vector<uint64_t> page_sums;  // of a hit, when asked for
@@ -80,6 +83,13 @@ struct CommitModule {
   bool pin = false;
 };
 
+// How far an arriving module is.
+struct ModuleProgress {
+  uint32_t num_layers = UINT32_MAX;  // can be read
+  // It goes on no more: CacheLease::Valid says whether its states are right.
+  bool ended = true;
+};
+
 // A session's right to read. Move-only; releases in the destructor (without
 // waiting for an answer). Must not outlive the CacheClient that granted it.
 class CacheLease {
@@ -103,6 +113,10 @@ class CacheLease {
   // the session that granted it lives. Checked when views are built and after
   // each step that read them.
   virtual bool Valid(size_t index) const = 0;
+  // Of module `index` when it is arriving: nothing that was computed from it
+  // counts before this has ended and Valid is true after that. Ends with the
+  // session, too.
+  virtual ModuleProgress Progress(size_t) const { return {}; }
   virtual void ReportCorruption(size_t index) = 0;
 };
 
@@ -134,6 +148,9 @@ class CacheClient {
     // too; null: the CPU. Must outlive the client.
     gpu::Device* device = nullptr;
     absl::Duration acquire_timeout = absl::Seconds(1);
+    // Modules may be given that are still arriving on the GPU: the caller waits
+    // for their layers. False: it gets them when they are whole.
+    bool reads_arriving = false;
     // A schema changed or was deleted (revision 0); called on a gRPC thread,
     // must not block. May be empty.
     std::function<void(const std::string& name, uint64_t revision)>

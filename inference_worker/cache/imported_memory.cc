@@ -126,7 +126,8 @@ absl::Status ImportedMemory::Import(std::span<const Told> segments) {
 }
 
 absl::Status ImportedMemory::Configure(uint64_t page_bytes,
-                                       uint32_t generations_stride) {
+                                       uint32_t generations_stride,
+                                       const ProgressWords& progress) {
   if (page_bytes == 0 || generations_stride == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("pages of ", page_bytes, " bytes, ", generations_stride,
@@ -141,8 +142,16 @@ absl::Status ImportedMemory::Configure(uint64_t page_bytes,
                        " bytes, segment ", id, " needs ", due_bytes));
     }
   }
+  const uint64_t num_words = generations_.bytes() / sizeof(uint64_t);
+  if (progress.begin > num_words ||
+      progress.count > num_words - progress.begin) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("progress words ", progress.begin, " + ", progress.count,
+                     " of an array of ", num_words));
+  }
   page_bytes_ = page_bytes;
   generations_stride_ = generations_stride;
+  progress_ = progress;
   return absl::OkStatus();
 }
 
@@ -172,6 +181,16 @@ absl::Status ImportedMemory::AppendRun(uint32_t segment, uint32_t first_page,
     pages->generations.push_back(words + page);
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<const uint64_t*> ImportedMemory::ProgressWordAt(
+    uint32_t word) const {
+  if (word >= progress_.count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("progress word ", word, " of ", progress_.count));
+  }
+  return reinterpret_cast<const uint64_t*>(generations_.read_base()) +
+         progress_.begin + word;
 }
 
 }  // namespace promptcache::worker

@@ -53,13 +53,21 @@ class ImportedMemory {
   // Maps them; descriptors of others are closed. InvalidArgument when what was
   // received is not what is told.
   absl::Status Import(std::span<const Told> segments);
+  // Where progress words lie, counted in words of the generation array.
+  struct ProgressWords {
+    uint64_t begin = 0;
+    uint32_t count = 0;
+  };
   // InvalidArgument when that cannot be of what was imported.
-  absl::Status Configure(uint64_t page_bytes, uint32_t generations_stride);
+  absl::Status Configure(uint64_t page_bytes, uint32_t generations_stride,
+                         const ProgressWords& progress);
 
   // Adds a run's pages. InvalidArgument when it is not within its segment, or
   // on the host where the runs before it are on the device.
   absl::Status AppendRun(uint32_t segment, uint32_t first_page,
                          uint32_t num_pages, PageRefs* pages) const;
+  // InvalidArgument when there is no such word.
+  absl::StatusOr<const uint64_t*> ProgressWordAt(uint32_t word) const;
 
  private:
   ImportedMemory() = default;
@@ -73,6 +81,7 @@ class ImportedMemory {
   gpu::MappedSegment generations_;
   uint64_t page_bytes_ = 0;
   uint32_t generations_stride_ = 0;
+  ProgressWords progress_;
 };
 
 }  // namespace promptcache::worker

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/fault_point.h"
+#include "common/progress_word.h"
 #include "common/rpc/duration.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
@@ -63,7 +65,9 @@ absl::Status CheckShape(const node::v1::AcquireReply& reply, size_t num_keys) {
       reply.num_runs_size() != n || reply.generations_size() != n ||
       reply.reservation_ids_size() != n || reply.differing_fields_size() != n ||
       reply.run_first_pages_size() != num_runs ||
-      reply.run_num_pages_size() != num_runs) {
+      reply.run_num_pages_size() != num_runs ||
+      // An older daemon has none.
+      (reply.progress_words_size() != n && reply.progress_words_size() != 0)) {
     return absl::InternalError(
         absl::StrCat("the daemon's answer is not one for ", n, " keys"));
   }
@@ -91,7 +95,8 @@ LeaseClient::LeaseClient(std::shared_ptr<SessionClient> session,
       request_id_(session_->NextRequestId()),
       want_page_sums_(args.want_page_sums),
       modules_(args.keys.size()),
-      generations_(args.keys.size()) {
+      generations_(args.keys.size()),
+      progress_(args.keys.size()) {
   keys_.reserve(args.keys.size());
   for (const AcquireKey& key : args.keys) {
     keys_.push_back(
@@ -165,6 +170,13 @@ absl::Status LeaseClient::Take(const node::v1::AcquireReply& reply,
     module.reservation_id = reply.reservation_ids(in_reply);
     if (module.reservation_id != 0) {
       open_reservations_.insert(module.reservation_id);
+    }
+    const uint32_t progress_word =
+        reply.progress_words().empty() ? 0 : reply.progress_words(in_reply);
+    if (progress_word != 0) {
+      PC_ASSIGN_OR_RETURN(progress_[first + i],
+                          session_->memory().ProgressWordAt(progress_word));
+      module.arriving = true;
     }
     PageRefs pages;
     for (uint32_t run = 0; run < reply.num_runs(in_reply); ++run, ++at.run) {
@@ -293,6 +305,15 @@ bool LeaseClient::Valid(size_t index) const {
                      [due](const uint64_t* word) {
                        return __atomic_load_n(word, __ATOMIC_ACQUIRE) == due;
                      });
+}
+
+ModuleProgress LeaseClient::Progress(size_t index) const {
+  const uint64_t* const word = progress_[index];
+  if (word == nullptr || session_->lost()) return {};
+  const std::optional<uint64_t> state = ProgressState(
+      __atomic_load_n(word, __ATOMIC_ACQUIRE), modules_[index].generation);
+  if (!state.has_value() || *state > kMaxProgressLayers) return {};
+  return {.num_layers = static_cast<uint32_t>(*state), .ended = false};
 }
 
 void LeaseClient::ReportCorruption(size_t index) {

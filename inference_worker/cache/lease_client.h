@@ -19,7 +19,7 @@ namespace promptcache::worker {
 // `ttl` negative: unset.
 v1::CachePolicy PolicyToProto(absl::Duration ttl, bool absolute_ttl, bool pin);
 
-// CacheLease over one session. Thread-compatible but for Valid and
+// CacheLease over one session. Thread-compatible but for Valid, Progress and
 // ReportCorruption, which may be called from several threads at once while
 // nothing else is.
 //
@@ -43,6 +43,7 @@ class LeaseClient final : public CacheLease {
       const std::vector<CommitModule>& modules, absl::Time deadline) override;
   void Abort(const std::vector<uint64_t>& reservation_ids) override;
   bool Valid(size_t index) const override;
+  ModuleProgress Progress(size_t index) const override;
   void ReportCorruption(size_t index) override;
 
  private:
@@ -65,6 +66,8 @@ class LeaseClient final : public CacheLease {
   std::vector<AcquiredModule> modules_;
   // Parallel: words of the generation array, one per page.
   std::vector<std::vector<const uint64_t*>> generations_;
+  // Parallel: progress words, null unless arriving.
+  std::vector<const uint64_t*> progress_;
   std::set<uint64_t> open_reservations_;
   std::vector<uint64_t> lease_ids_;
 };

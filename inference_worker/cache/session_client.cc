@@ -94,6 +94,7 @@ void SessionClient::Start() {
   const gpu::DeviceInfo& device = memory_->device().info();
   hello->set_device_uuid(device.uuid);
   hello->set_driver_version(device.driver_version);
+  hello->set_reads_arriving(options_.reads_arriving);
   for (const gpu::HandleKind kind :
        {gpu::HandleKind::kMemfd, gpu::HandleKind::kCudaIpc,
         gpu::HandleKind::kCudaFd}) {
@@ -140,7 +141,9 @@ absl::Status SessionClient::Greet() {
   }
   PC_RETURN_IF_ERROR(memory_->Import(ToldSegments(welcome_)));
   return memory_->Configure(welcome_.page_bytes(),
-                            welcome_.generations_stride());
+                            welcome_.generations_stride(),
+                            {.begin = welcome_.progress_words_begin(),
+                             .count = welcome_.num_progress_words()});
 }
 
 absl::Status SessionClient::loss() const {

@@ -42,6 +42,7 @@ class SessionClient final
     std::string model;
     KvLayout layout;
     gpu::Device* device = nullptr;  // null: the CPU
+    bool reads_arriving = false;
     absl::Duration attach_timeout = absl::Seconds(5);
     std::function<void(const std::string&, uint64_t)> on_schema_changed;
   };

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
+#include "inference_worker/serving/leased_arrival.h"
 
 namespace promptcache::worker {
 namespace {
@@ -149,17 +150,22 @@ bool GenerationJob::ReadsCopy(size_t module) const {
 }
 
 absl::Status GenerationJob::ReadModule(size_t module) {
-  const std::vector<const std::byte*>& pages =
-      modules.lease->modules()[module].read_pages;
-  if (!ReadsCopy(module)) {
-    execution_->SetReadable(module, pages);
-    return absl::OkStatus();
+  const AcquiredModule& acquired = modules.lease->modules()[module];
+  std::unique_ptr<Arrival> arrival;
+  if (ReadsCopy(module)) {
+    const std::vector<std::byte*> copies =
+        TakePages(acquired.read_pages.size());
+    execution_->SetReadable(module, {copies.begin(), copies.end()});
+    PC_ASSIGN_OR_RETURN(
+        arrival, pages_->memory()->StartCopyFromHost(acquired.read_pages,
+                                                     copies, pages_->layout()));
+  } else {
+    execution_->SetReadable(module, acquired.read_pages);
+    if (!acquired.arriving) return absl::OkStatus();
+    arrival = std::make_unique<LeasedArrival>(
+        modules.lease.get(), module,
+        std::min(request.deadline, absl::Now() + kArrivalTimeout));
   }
-  const std::vector<std::byte*> copies = TakePages(pages.size());
-  execution_->SetReadable(module, {copies.begin(), copies.end()});
-  PC_ASSIGN_OR_RETURN(
-      std::unique_ptr<Arrival> arrival,
-      pages_->memory()->StartCopyFromHost(pages, copies, pages_->layout()));
   execution_->AddArrival(arrival.get());
   arrivals_.push_back(std::move(arrival));
   return absl::OkStatus();

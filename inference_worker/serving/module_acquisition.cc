@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "glog/logging.h"
+#include "inference_worker/serving/leased_arrival.h"
 #include "inference_worker/serving/plan_execution.h"
 
 namespace promptcache::worker {
@@ -34,8 +35,14 @@ void SetAllPrivate(const GenerationRequest& request, ModuleSet* set) {
 }
 
 // Reads some or all pages of a hit against the sums that the daemon keeps.
-bool PagesAreSound(const AcquiredModule& module,
+bool PagesAreSound(const CacheLease& lease, size_t index,
                    const AcquisitionOptions& options, uint32_t* budget) {
+  const AcquiredModule& module = lease.modules()[index];
+  if (module.arriving) {
+    // The daemon sums all of it as it comes.
+    if (options.verify != VerifyMode::kAlways) return true;
+    LeasedArrival(&lease, index, absl::Now() + kArrivalTimeout).AwaitVerified();
+  }
   const size_t pages = module.read_pages.size();
   if (options.verify == VerifyMode::kNever || pages == 0 ||
       module.page_sums.size() != pages) {
@@ -68,7 +75,7 @@ void SetFromOutcome(const GenerationRequest& request,
   switch (module.outcome) {
     case AcquireOutcome::kHit:
       set->sources[i] = ModuleSource::kRead;
-      if (!PagesAreSound(module, options, verify_budget)) {
+      if (!PagesAreSound(*set->lease, i, options, verify_budget)) {
         set->lease->ReportCorruption(i);
         ++set->corrupt;
         set->sources[i] = ModuleSource::kPrivate;

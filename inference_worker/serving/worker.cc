@@ -195,6 +195,7 @@ absl::Status Worker::Connect(const Options& options) {
   cache.layout = backend_->layout();
   cache.device = options.device->gpu();
   cache.acquire_timeout = options.acquire_timeout;
+  cache.reads_arriving = cache.device != nullptr;
   cache.on_schema_changed = [compiler = compiler_.get()](
                                 const std::string& name, uint64_t) {
     compiler->Invalidate(name);

@@ -131,6 +131,12 @@ class FakeLease final : public CacheLease {
            entries_[index] != nullptr && !entries_[index]->gone;
   }
 
+  ModuleProgress Progress(size_t) const override {
+    MutexLock lock(&cache_->mu_);
+    if (cache_->down_ || session_ != cache_->session_) return {};
+    return cache_->progress_ ? cache_->progress_() : ModuleProgress{};
+  }
+
   void ReportCorruption(size_t index) override {
     MutexLock lock(&cache_->mu_);
     ++cache_->counters_.corruption_reports;
@@ -232,7 +238,9 @@ AcquiredModule FakeCache::Look(const ModuleKey& key, uint32_t num_tokens,
     *entry = it->second;
     if (it->second->reservation_id == 0) {
       ++counters_.hits;
-      return Describe(*it->second, AcquireOutcome::kHit, want_sums);
+      module = Describe(*it->second, AcquireOutcome::kHit, want_sums);
+      module.arriving = progress_ != nullptr;
+      return module;
     }
     module.outcome = AcquireOutcome::kPending;
     module.miss_reason = CacheMissReason::kNotYetCommitted;
@@ -305,6 +313,11 @@ void FakeCache::SetNoMemory(bool no_memory) {
 void FakeCache::SetDifferingField(IdentityField field) {
   MutexLock lock(&mu_);
   differing_field_ = field;
+}
+
+void FakeCache::SetArriving(std::function<ModuleProgress()> progress) {
+  MutexLock lock(&mu_);
+  progress_ = std::move(progress);
 }
 
 void FakeCache::SetLoseReservations(bool lose) {

@@ -61,6 +61,10 @@ class FakeCache {
   void SetLoseReservations(bool lose) ABSL_LOCKS_EXCLUDED(mu_);
   // Commits answer that the pin budget is full.
   void SetRefusePins(bool refuse) ABSL_LOCKS_EXCLUDED(mu_);
+  // Hits are told to be still arriving; `progress` says how far, each time it
+  // is asked (with a lock held: it must not call this). Empty: no more.
+  void SetArriving(std::function<ModuleProgress()> progress)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Drops what is committed although leases read it; its bytes change, too.
   void RevokeAll() ABSL_LOCKS_EXCLUDED(mu_);
   // Flips one byte of every committed page.
@@ -93,6 +97,7 @@ class FakeCache {
   std::vector<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mu_);
   std::set<std::string> domains_ ABSL_GUARDED_BY(mu_);
   std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
+  std::function<ModuleProgress()> progress_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
   uint64_t session_ ABSL_GUARDED_BY(mu_) = 1;

@@ -336,6 +336,65 @@ TEST_F(SchedulerTest, TokensThatTheBackendChoosesAreTheSamplers) {
   faults_expected_ = true;
 }
 
+// Not before the daemon says that it is right.
+TEST_F(SchedulerTest, AStepOverWhatArrivesCountsWhenItIsVerified) {
+  Start();
+  const auto plan = PlanBuilder::Exact(7);
+  Run(Request(plan));
+  int asked = 0;
+  cache_.SetArriving([&] {
+    return ++asked < 3 ? ModuleProgress{.num_layers = 1, .ended = false}
+                       : ModuleProgress{};
+  });
+  auto sink = Run(Request(plan));
+  PC_EXPECT_OK(sink->status());
+  EXPECT_EQ(sink->tokens(), ExpectedTokens(*plan, false, 6));
+  EXPECT_GE(asked, 3);
+  EXPECT_GT(sink->completed().usage.cached_tokens, 0u);
+  EXPECT_GT(sink->completed().timings.arrival, absl::ZeroDuration());
+  EXPECT_LE(sink->completed().timings.arrival,
+            sink->completed().timings.prefill);
+  EXPECT_EQ(scheduler_->stats().discarded_steps, 0u);
+}
+
+// What it read was never what it should be.
+TEST_F(SchedulerTest, AStepOverWhatNeverArrivedIsComputedAgain) {
+  Start();
+  const auto plan = PlanBuilder::Exact(7);
+  Run(Request(plan));
+  cache_.SetArriving([] { return ModuleProgress{.num_layers = 0}; });
+  backend_.SetHook([&](std::span<const RowGroup> groups) {
+    if (!groups[0].arrivals.empty()) cache_.RevokeAll();
+    return absl::OkStatus();
+  });
+  auto sink = Run(Request(plan));
+  PC_EXPECT_OK(sink->status());
+  EXPECT_EQ(sink->tokens(), ExpectedTokens(*plan, false, 6));
+  EXPECT_THAT(sink->completed().notices, Contains(HasSubstr("lost")));
+  EXPECT_EQ(sink->completed().usage.cached_tokens, 0u);
+  EXPECT_EQ(scheduler_->stats().discarded_steps, 1u);
+  faults_expected_ = true;
+}
+
+TEST_F(SchedulerTest, ADaemonThatGoesDownWhileAModuleArrivesCostsTimeOnly) {
+  Start();
+  const auto plan = PlanBuilder::Exact(7);
+  Run(Request(plan));
+  int asked = 0;
+  Gate waiting;
+  cache_.SetArriving([&] {
+    if (++asked == 3) waiting.Open();
+    return ModuleProgress{.num_layers = 0, .ended = false};
+  });
+  auto sink = Submit(Request(plan));
+  waiting.Wait();
+  cache_.SetDown(true);
+  sink->WaitDone();
+  PC_EXPECT_OK(sink->status());
+  EXPECT_EQ(sink->tokens(), ExpectedTokens(*plan, false, 6));
+  EXPECT_EQ(scheduler_->stats().discarded_steps, 1u);
+}
+
 TEST_F(SchedulerTest, ADaemonThatGoesDownCostsTimeOnly) {
   options_.step_tokens = 17;
   for (uint64_t at = 1; at <= 5; ++at) {
