@@ -152,8 +152,16 @@ bool CacheState::AnswerPresent(Asked* asked, size_t index, absl::Time now,
          .reserve = asked->request->reserve_missing});
     return true;
   }
+  const ModuleCache::SessionArgs& args = asked->session->args;
+  if (entry->progress_word != 0 && !args.reads_arriving) {
+    out.miss_reason = MissReason::kNotYetCommitted;
+    return true;
+  }
+  const Tier found_in = entry->tier;
+  if (args.reads_arriving) StartArrival(entry, device, effects);
   LeaseOf(asked);
   Hit(entry, device, asked->request->want_page_sums, now, &out);
+  out.found_in = found_in;  // not where it is promoted to
   asked->leased.push_back(entry);
   return true;
 }
@@ -224,7 +232,7 @@ void CacheState::CountLookup(const AcquiredModule& module, uint32_t device,
   if (module.outcome == Outcome::kHit) {
     ++counters_.hit_lookups;
     counters_.hit_tokens += num_tokens;
-    Counted& hits = tier_counters_[IndexOf(module.tier, device)].hits;
+    Counted& hits = tier_counters_[IndexOf(module.found_in, device)].hits;
     ++hits.count;
     hits.volume += num_tokens;
     return;
@@ -270,7 +278,9 @@ void CacheState::Hit(Entry* entry, uint32_t device, bool want_page_sums,
   out->outcome = Outcome::kHit;
   out->miss_reason = MissReason::kNone;
   out->tier = entry->tier;
+  out->found_in = entry->tier;
   out->generation = entry->generation;
+  out->progress_word = entry->progress_word;
   out->runs = entry->runs;
   if (want_page_sums) out->page_sums = entry->page_sums;
 }

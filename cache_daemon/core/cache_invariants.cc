@@ -184,6 +184,19 @@ absl::Status CacheState::CheckTallies() const {
     used_bytes[t] += move.bytes;
     if (move.entry->num_holds == 0) return Broken(*move.entry, "moves unheld");
   }
+  for (const auto& [id, arrival] : arrivals_) {
+    const size_t t = tiers_.size() - 1;
+    tally.tiers[t].moving_bytes += arrival.bytes;
+    used_bytes[t] += arrival.bytes;
+    const Entry& entry = *arrival.entry;
+    if (entry.num_holds == 0 || entry.progress_word == 0) {
+      return Broken(entry, "arrives unheld");
+    }
+  }
+  if (arrivals_.size() + free_progress_words_.size() + 1 !=
+      PagePool::kNumProgressWords) {
+    return absl::InternalError("number of progress words");
+  }
   for (size_t t = 0; t < tiers_.size(); ++t) {
     const TierTally& a = tally.tiers[t];
     const TierTally& b = tally_.tiers[t];

@@ -17,7 +17,10 @@ std::optional<CacheState::Check> CacheState::BeginCheck(const ModuleKey& key,
   while (entry != nullptr && entry->generation != generation) {
     entry = entry->next_copy.get();
   }
-  if (entry == nullptr || !entry->resident()) return std::nullopt;
+  // What is arriving is checked at its end.
+  if (entry == nullptr || !entry->resident() || entry->progress_word != 0) {
+    return std::nullopt;
+  }
   Update(entry, [&] { ++entry->num_holds; });
   return Check{entry, entry->runs, entry->shape.page_bytes};
 }

@@ -1,5 +1,6 @@
 #include "absl/strings/str_cat.h"
 #include "cache_daemon/core/cache_state.h"
+#include "common/progress_word.h"
 
 namespace promptcache::daemon {
 
@@ -8,10 +9,12 @@ absl::StatusOr<SessionId> CacheState::OpenSession(ModuleCache::SessionArgs args,
                                                   Effects* effects) {
   const PageShape& shape = args.shape;
   if (shape.page_bytes == 0 || shape.page_bytes % sizeof(uint64_t) != 0 ||
-      shape.page_tokens == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a page of ", shape.page_bytes, " bytes and ",
-                     shape.page_tokens, " tokens"));
+      shape.page_tokens == 0 || shape.num_layers == 0 ||
+      shape.num_layers > kMaxProgressLayers ||
+      shape.page_bytes % shape.num_layers != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a page of ", shape.page_bytes, " bytes, ", shape.page_tokens,
+        " tokens and ", shape.num_layers, " layers"));
   }
   if (args.device >= pool_->num_devices()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -27,6 +27,10 @@ CacheState::CacheState(const ModuleCache::Options& options,
   tiers_.push_back(std::make_unique<TierState>(pool, Tier::kHost, /*device=*/0,
                                                options.lru_tie_window));
   tally_.tiers.resize(tiers_.size());
+  // Word 0 stands for none.
+  for (uint32_t word = PagePool::kNumProgressWords - 1; word > 0; --word) {
+    free_progress_words_.push_back(word);
+  }
 }
 
 CacheState::~CacheState() = default;

@@ -44,7 +44,7 @@ struct Effects {
   std::vector<Entry*> zero_holds;
   std::vector<Delivery> deliveries;
   std::vector<CacheEvent> events;
-  bool notify_mover = false;
+  bool notify_mover = false;  // also of arrivals
 };
 
 // ModuleCache's decisions, without its lock: every method runs under it, takes
@@ -95,6 +95,13 @@ class CacheState {
   void EndMove(const MoveTicket& ticket,
                const absl::StatusOr<std::vector<uint64_t>>& sums,
                absl::Time now, Effects* effects);
+
+  // cache_promotion.cc
+  std::optional<ArrivalTicket> BeginArrival(uint32_t device);
+  void EndArrival(const ArrivalTicket& ticket,
+                  const absl::StatusOr<std::vector<uint64_t>>& sums,
+                  absl::Time now, Effects* effects);
+
   // At most `max` modules; true when there may be more.
   bool ExpireDue(size_t max, absl::Time now, Effects* effects);
   void EndHolds(std::span<Entry* const> entries);
@@ -151,11 +158,20 @@ class CacheState {
     PageRuns destination;
     uint64_t bytes = 0;
   };
+  // A promotion with readers: the entry has its new pages already.
+  struct Arrival {
+    Entry* entry = nullptr;
+    PageRuns source;
+    // Bytes of another isolation domain until they are written over.
+    PageRuns must_zero;
+    uint64_t bytes = 0;
+    bool begun = false;
+  };
   struct TierTally {
     uint64_t leased_bytes = 0;
     uint64_t pinned_bytes = 0;
     uint64_t reserved_bytes = 0;
-    uint64_t moving_bytes = 0;  // destinations
+    uint64_t moving_bytes = 0;  // destinations, and sources of arrivals
     uint64_t quarantined_bytes = 0;
     std::array<uint64_t, kNumModuleStates> modules{};
   };
@@ -301,6 +317,12 @@ class CacheState {
   void SetKnownPolicy(const ModuleKey& key, const CachePolicy& policy,
                       PolicyResult* result);
 
+  // cache_promotion.cc
+  // Gives a host module that is about to be leased pages of the device, to be
+  // filled while it is read; nothing changes where that cannot be.
+  void StartArrival(Entry* entry, uint32_t device, Effects* effects);
+  void FailArrival(Entry* entry, absl::Time now, Effects* effects);
+
   // cache_invariants.cc
   absl::Status CheckCopies(const ModuleKey& key) const;
   absl::Status CheckEntry(const Entry& entry, bool visible) const;
@@ -325,6 +347,8 @@ class CacheState {
   absl::flat_hash_set<ProcessId> dead_;  // eight bytes a process that came
 
   absl::flat_hash_map<uint64_t, Move> moves_;
+  std::map<uint64_t, Arrival> arrivals_;  // by id: in the order of hits
+  std::vector<uint32_t> free_progress_words_;
   std::vector<std::deque<ModuleKey>> promotions_;  // to each device
   std::priority_queue<Expiry, std::vector<Expiry>, std::greater<>> expiries_;
 

@@ -62,6 +62,9 @@ struct Entry : PageOwner {
   bool wants_promotion = false;  // hit in the host tier
   bool promotion_queued = false;
   uint32_t promote_to = 0;  // the device that hit it last
+  // Of a module whose pages are being filled from the host tier (cache_
+  // promotion.cc) while its readers wait for its layers; 0: it is whole.
+  uint32_t progress_word = 0;
 
   absl::Time commit_time = absl::InfinitePast();
   absl::Time last_use_time = absl::InfinitePast();

@@ -383,6 +383,23 @@ void ModuleCache::EndMove(
   Perform(std::move(effects));
 }
 
+std::optional<ArrivalTicket> ModuleCache::BeginArrival(uint32_t device) {
+  MutexLock lock(&mu_);
+  return state_->BeginArrival(device);
+}
+
+void ModuleCache::EndArrival(
+    const ArrivalTicket& ticket,
+    const absl::StatusOr<std::vector<uint64_t>>& copied_sums) {
+  Effects effects = NewEffects();
+  const absl::Time now = clock_->Now();
+  {
+    MutexLock lock(&mu_);
+    state_->EndArrival(ticket, copied_sums, now, &effects);
+  }
+  Perform(std::move(effects));
+}
+
 void ModuleCache::ExpireDue() {
   const absl::Time now = clock_->Now();
   bool more = true;

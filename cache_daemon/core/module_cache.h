@@ -30,7 +30,7 @@ struct Effects;
 // have copies: one in the tier of each device, one in the host tier. A session
 // sees its own device's and the host's.
 //
-//   RESERVED --Commit--> COMMITTED(tier) <--> MOVING
+//   RESERVED --Commit--> COMMITTED(tier) <--> MOVING (arriving: readable)
 //      |                    |
 //      | holder lost        | evicted, expired, corrupt
 //      v                    v
@@ -100,6 +100,10 @@ class ModuleCache {
     // sessions.
     ProcessId process{};
     ResolvedFn on_resolved;
+    // The device is a GPU, and the session waits for progress words: its hits
+    // in the host tier are promoted at once where pages are free. Others are
+    // not given what is arriving.
+    bool reads_arriving = false;
   };
   // InvalidArgument for a page that does not fit a segment or has no whole
   // number of words, or a device that is not there. Aborted when the process
@@ -189,6 +193,14 @@ class ModuleCache {
   // one that could not be copied.
   void EndMove(const MoveTicket& ticket,
                const absl::StatusOr<std::vector<uint64_t>>& copied_sums)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for promotions that readers wait for. The caller tells the
+  // progress word how many layers have arrived; the end says whether they
+  // count. Anything but the right sums hides the module as corrupt.
+  std::optional<ArrivalTicket> BeginArrival(uint32_t device = 0)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void EndArrival(const ArrivalTicket& ticket,
+                  const absl::StatusOr<std::vector<uint64_t>>& copied_sums)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Evicts what has expired. Idempotent; cheap when nothing has.
   void ExpireDue() ABSL_LOCKS_EXCLUDED(mu_);

@@ -14,9 +14,10 @@ namespace promptcache::daemon {
 
 // Moves modules between tiers and lets them expire: takes decisions from the
 // cache, copies without a lock, records the result there.
-// Runs on a thread for each device between Start and Stop (or destruction), so
-// that no GPU waits for another's copies; tests call RunOnce instead.
-// Thread-compatible otherwise.
+// Runs on two threads for each device between Start and Stop (or destruction),
+// so that no GPU waits for another's copies, and none who reads a module that
+// arrives waits for other moves; tests call RunOnce instead. Thread-compatible
+// otherwise.
 class Mover {
  public:
   struct Options {
@@ -30,20 +31,21 @@ class Mover {
   Mover& operator=(const Mover&) = delete;
 
   void Start();
+  // Arrivals that nobody has begun then fail, so that no reader waits for them.
   void Stop();
-  // One expiry pass and at most one move of each device; false when there was
-  // no move to make.
+  // One expiry pass and at most one move of each device, arrivals first; false
+  // when there was no move to make.
   bool RunOnce();
 
  private:
-  bool RunOnce(uint32_t device);
-  void Run(uint32_t device);
+  bool RunArrival(uint32_t device);
+  bool RunMove(uint32_t device);
 
   ModuleCache* const cache_;
   WorkSignal* const signal_;
   const Options options_;
   std::atomic<bool> stop_{false};
-  std::vector<std::thread> threads_;  // one a device
+  std::vector<std::thread> threads_;  // two a device
 };
 
 }  // namespace promptcache::daemon

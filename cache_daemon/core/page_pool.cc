@@ -158,18 +158,18 @@ absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(
                                    options, {Tier::kHost, 0}));
   for (gpu::Device* device : pool->devices_) {
     Lanes& lanes = *pool->lanes_.emplace_back(std::make_unique<Lanes>());
-    for (Lane* lane : {&lanes.zero, &lanes.copy}) {
+    for (Lane* lane : {&lanes.zero, &lanes.copy, &lanes.arrival}) {
       MutexLock lock(&lane->mu);
       PC_ASSIGN_OR_RETURN(lane->stream, device->NewStream());
     }
   }
   pool->generations_stride_ =
       static_cast<uint32_t>(options.segment_bytes / options.min_page_bytes);
-  PC_ASSIGN_OR_RETURN(
-      pool->generations_,
-      gpu::HostSegment::Create(
-          "promptcache-generations",
-          sizeof(uint64_t) * pool->num_segments() * pool->generations_stride_));
+  PC_ASSIGN_OR_RETURN(pool->generations_,
+                      gpu::HostSegment::Create(
+                          "promptcache-generations",
+                          sizeof(uint64_t) * (pool->progress_words_begin() +
+                                              kNumProgressWords)));
   if (absl::Status s = pool->generations_.SealFutureWrites(); !s.ok()) {
     // Linux before 5.1: workers could write it, which only harms themselves.
     LOG(WARNING) << s;
@@ -242,6 +242,18 @@ void PagePool::Stamp(const PageRuns& runs, uint64_t generation) const {
 
 uint64_t PagePool::Generation(uint32_t segment, uint32_t page) const {
   return std::atomic_ref<uint64_t>(*GenerationWord(segment, page))
+      .load(std::memory_order_acquire);
+}
+
+void PagePool::SetProgress(uint32_t word, uint64_t value) const {
+  auto* words = reinterpret_cast<uint64_t*>(generations_.base());
+  std::atomic_ref<uint64_t>(words[progress_words_begin() + word])
+      .store(value, std::memory_order_release);
+}
+
+uint64_t PagePool::Progress(uint32_t word) const {
+  auto* words = reinterpret_cast<uint64_t*>(generations_.base());
+  return std::atomic_ref<uint64_t>(words[progress_words_begin() + word])
       .load(std::memory_order_acquire);
 }
 
@@ -320,6 +332,57 @@ absl::StatusOr<std::vector<uint64_t>> PagePool::Copy(
     for (const PageRun& run : to) {
       AppendSums(Address(run, page_bytes), run.num_pages, page_bytes, &sums);
     }
+  }
+  return sums;
+}
+
+absl::StatusOr<std::vector<uint64_t>> PagePool::CopyByLayers(
+    const PageRuns& from, const PageRuns& to, const PageShape& shape,
+    absl::FunctionRef<void(uint32_t)> arrived) const {
+  std::vector<gpu::PageStretch> stretches;
+  PC_RETURN_IF_ERROR(
+      ForEachPair(from, to, [&](const PageRun& source, const PageRun& target) {
+        stretches.push_back({.to = Address(target, shape.page_bytes),
+                             .from = Address(source, shape.page_bytes),
+                             .num_pages = source.num_pages});
+        return absl::OkStatus();
+      }));
+  const uint32_t device = this->device(to.front().segment);
+  Lane& lane = lanes_[device]->arrival;
+  MutexLock lock(&lane.mu);
+  gpu::Stream& stream = *lane.stream;
+  absl::StatusOr<std::vector<uint64_t>> sums =
+      QueueAndSum(*devices_[device], stream, stretches, shape, arrived);
+  // Nothing may be on its way to pages that go to others.
+  if (!sums.ok()) stream.Synchronize().IgnoreError();  // the first is told
+  return sums;
+}
+
+// The originals are summed while the copy runs.
+absl::StatusOr<std::vector<uint64_t>> PagePool::QueueAndSum(
+    gpu::Device& device, gpu::Stream& stream,
+    std::span<const gpu::PageStretch> stretches, const PageShape& shape,
+    absl::FunctionRef<void(uint32_t)> arrived) const {
+  PC_ASSIGN_OR_RETURN(
+      const std::vector<gpu::LayerGroup> groups,
+      gpu::QueueLayeredCopy(device, stream, stretches, shape.page_bytes,
+                            shape.num_layers));
+  auto next = groups.begin();
+  std::vector<uint64_t> sums;
+  for (const gpu::PageStretch& stretch : stretches) {
+    for (size_t page = 0; page < stretch.num_pages; ++page) {
+      AppendSums(stretch.from + page * shape.page_bytes, 1, shape.page_bytes,
+                 &sums);
+      while (next != groups.end()) {
+        PC_ASSIGN_OR_RETURN(const bool done, next->done->Done());
+        if (!done) break;
+        arrived(next++->end_layer);
+      }
+    }
+  }
+  for (; next != groups.end(); ++next) {
+    PC_RETURN_IF_ERROR(next->done->Synchronize());
+    arrived(next->end_layer);
   }
   return sums;
 }

@@ -7,11 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "cache_daemon/core/types.h"
 #include "common/mutex.h"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/layered_copy.h"
 #include "cuda/runtime/segment.h"
 
 namespace promptcache::daemon {
@@ -104,6 +106,16 @@ class PagePool {
   void Stamp(const PageRuns& runs, uint64_t generation) const;
   uint64_t Generation(uint32_t segment, uint32_t page) const;
 
+  // Progress words lie behind the generations; word 0 is nobody's.
+  uint64_t progress_words_begin() const {
+    return uint64_t{num_segments()} * generations_stride_;
+  }
+  static constexpr uint32_t kNumProgressWords = 512;
+  // Workers see it in their mapping; release order. A value of
+  // common/progress_word.h.
+  void SetProgress(uint32_t word, uint64_t value) const;
+  uint64_t Progress(uint32_t word) const;
+
   // Byte work, never under a lock of others. All of it is done when they
   // return; an error names the call of CUDA that failed. The runs of a call are
   // of one tier.
@@ -118,17 +130,24 @@ class PagePool {
   absl::StatusOr<std::vector<uint64_t>> Copy(const PageRuns& from,
                                              const PageRuns& to,
                                              uint64_t page_bytes) const;
+  // The same to a GPU's tier in groups of layers, beside other copies:
+  // `arrived` is told how many layers can be read, rising, on this thread.
+  // REQUIRES: `from` is of the host tier.
+  absl::StatusOr<std::vector<uint64_t>> CopyByLayers(
+      const PageRuns& from, const PageRuns& to, const PageShape& shape,
+      absl::FunctionRef<void(uint32_t)> arrived) const;
 
  private:
   struct Lane {
     Mutex mu;
     std::unique_ptr<gpu::Stream> stream ABSL_PT_GUARDED_BY(mu);
   };
-  // Of one device: one for zeroing, which answers to workers wait for, and one
-  // for moves.
+  // Of one device: one for zeroing, which answers to workers wait for, one for
+  // moves, and one for what readers wait for.
   struct Lanes {
     Lane zero;
     Lane copy;
+    Lane arrival;
   };
   struct PlaceOfSegment {
     Tier tier = Tier::kNone;
@@ -146,6 +165,10 @@ class PagePool {
   std::byte* Address(const PageRun& run, uint64_t page_bytes) const {
     return Page(run.segment, run.first_page, page_bytes).data();
   }
+  absl::StatusOr<std::vector<uint64_t>> QueueAndSum(
+      gpu::Device& device, gpu::Stream& stream,
+      std::span<const gpu::PageStretch> stretches, const PageShape& shape,
+      absl::FunctionRef<void(uint32_t)> arrived) const;
   absl::Status SumsFromDevice(const PageRun& run, uint64_t page_bytes,
                               std::vector<uint64_t>* sums) const;
 

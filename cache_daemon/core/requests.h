@@ -36,7 +36,10 @@ struct AcquiredModule {
   MissReason miss_reason = MissReason::kNone;
   IdentityField differing_field = IdentityField::kNone;
   Tier tier = Tier::kNone;
+  Tier found_in = Tier::kNone;  // of a hit: where it was when it was asked for
   uint64_t generation = 0;
+  // Of a hit that is being copied to the device; 0: it is whole.
+  uint32_t progress_word = 0;
   ReservationId reservation{};
   PageRuns runs;
   std::vector<uint64_t> page_sums;  // of a hit, when asked for
@@ -80,6 +83,16 @@ struct MoveTicket {
   PageRuns source;
   PageRuns destination;
   std::vector<uint64_t> page_sums;  // what the copies must sum up to
+};
+
+// The same for a promotion that readers wait for, layer by layer.
+struct ArrivalTicket {
+  uint64_t id = 0;
+  PageShape shape;
+  PageRuns source;
+  PageRuns destination;
+  uint32_t progress_word = 0;
+  uint64_t generation = 0;  // of the word's values
 };
 
 struct ListArgs {

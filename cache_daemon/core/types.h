@@ -78,6 +78,8 @@ using PageRuns = absl::InlinedVector<PageRun, 1>;
 struct PageShape {
   uint64_t page_bytes = 0;
   uint32_t page_tokens = 0;
+  // Equal parts of a page, one after the other: what can be read on its own.
+  uint32_t num_layers = 1;
   uint64_t PagesFor(uint64_t num_tokens) const {
     return (num_tokens + page_tokens - 1) / page_tokens;
   }
@@ -220,6 +222,7 @@ struct CacheStats {
   uint64_t commits = 0;
   uint64_t aborted_reservations = 0;
   uint64_t promotions = 0;
+  uint64_t promotions_on_hit = 0;  // of those: read while they arrived
   uint64_t demotions = 0;
   uint64_t checksum_mismatches = 0;
   uint64_t num_sessions = 0;

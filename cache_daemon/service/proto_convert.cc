@@ -58,6 +58,7 @@ void AppendModule(const AcquiredModule& module, node::v1::AcquireReply* reply) {
                                   module.page_sums.end());
   reply->add_reservation_ids(static_cast<uint64_t>(module.reservation));
   reply->add_tiers(static_cast<v1::Tier>(module.tier));
+  reply->add_progress_words(module.progress_word);
 }
 
 void SetCounts(const uint64_t (&counts)[kNumModuleStates],
@@ -117,6 +118,8 @@ WorkerDevice DeviceFromProto(const node::v1::Hello& hello) {
 void DescribeSegments(const PagePool& pool, uint32_t device,
                       node::v1::Welcome* welcome) {
   welcome->set_generations_stride(pool.generations_stride());
+  welcome->set_progress_words_begin(pool.progress_words_begin());
+  welcome->set_num_progress_words(PagePool::kNumProgressWords);
   for (uint32_t id = 0; id < pool.num_segments(); ++id) {
     if (pool.tier(id) == Tier::kDevice && pool.device(id) != device) continue;
     const gpu::SharedSegment& segment = pool.segment(id);
@@ -404,6 +407,7 @@ v1::CacheStats ToProto(const CacheStats& stats) {
   proto.set_commits(stats.commits);
   proto.set_aborted_reservations(stats.aborted_reservations);
   proto.set_promotions(stats.promotions);
+  proto.set_promotions_on_hit(stats.promotions_on_hit);
   proto.set_demotions(stats.demotions);
   proto.set_checksum_mismatches(stats.checksum_mismatches);
   proto.set_num_sessions(stats.num_sessions);

@@ -239,17 +239,21 @@ absl::StatusOr<SessionId> SessionReactor::OpenSession(
       const ProcessId process,
       deps_.processes->Watch(std::move(peer.pidfd), peer.credentials.pid));
   shape_ = {.page_bytes = layout.page_bytes(),
-            .page_tokens = layout.page_tokens};
+            .page_tokens = layout.page_tokens,
+            .num_layers = layout.num_layers};
   // Called while the session is open, and once more at most after.
   auto resolved = [weak = weak_from_this()](const PendingResolved& what) {
     if (const auto self = weak.lock()) self->OnResolved(what);
   };
-  return deps_.cache->OpenSession({.worker_id = hello.worker_id(),
-                                   .model = hello.model(),
-                                   .shape = shape_,
-                                   .device = device_,
-                                   .process = process,
-                                   .on_resolved = std::move(resolved)});
+  return deps_.cache->OpenSession(
+      {.worker_id = hello.worker_id(),
+       .model = hello.model(),
+       .shape = shape_,
+       .device = device_,
+       .process = process,
+       .on_resolved = std::move(resolved),
+       .reads_arriving =
+           hello.reads_arriving() && deps_.cache->pool().on_gpu()});
 }
 
 absl::Status SessionReactor::HandleHello(const node::v1::Hello& hello) {

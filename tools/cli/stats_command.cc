@@ -104,11 +104,12 @@ std::string Counts(const v1::CacheStats& stats) {
   }
   absl::StrAppendFormat(
       &out,
-      "moves     %s promotions, %s demotions; %s commits, %s aborted, %s "
-      "checksum mismatches\n"
+      "moves     %s promotions (%s on a hit), %s demotions; %s commits, %s "
+      "aborted, %s checksum mismatches\n"
       "now       %d sessions, %d leases, %d reservations, %d schemas\n",
-      WithCommas(stats.promotions()), WithCommas(stats.demotions()),
-      WithCommas(stats.commits()), WithCommas(stats.aborted_reservations()),
+      WithCommas(stats.promotions()), WithCommas(stats.promotions_on_hit()),
+      WithCommas(stats.demotions()), WithCommas(stats.commits()),
+      WithCommas(stats.aborted_reservations()),
       WithCommas(stats.checksum_mismatches()), stats.num_sessions(),
       stats.num_leases(), stats.num_reservations(), stats.num_schemas());
   return out;

@@ -69,16 +69,19 @@ class CacheFixture : public ::testing::Test {
 
   SessionId Open(ProcessId process = ProcessId{},
                  const std::string& worker_id = "w",
-                 const PageShape& shape = kShape, uint32_t device = 0) {
-    absl::StatusOr<SessionId> session = cache_->OpenSession(
-        {.worker_id = worker_id,
-         .model = "m",
-         .shape = shape,
-         .device = device,
-         .process = process,
-         .on_resolved = [this](const PendingResolved& resolved) {
-           resolved_.push_back(resolved);
-         }});
+                 const PageShape& shape = kShape, uint32_t device = 0,
+                 bool reads_arriving = false) {
+    absl::StatusOr<SessionId> session =
+        cache_->OpenSession({.worker_id = worker_id,
+                             .model = "m",
+                             .shape = shape,
+                             .device = device,
+                             .process = process,
+                             .on_resolved =
+                                 [this](const PendingResolved& resolved) {
+                                   resolved_.push_back(resolved);
+                                 },
+                             .reads_arriving = reads_arriving});
     EXPECT_THAT(session, IsOk());
     return session.ok() ? *session : SessionId{};
   }

@@ -11,6 +11,7 @@
 #include "cache_daemon/core/mover.h"
 #include "cache_daemon/core/worker_device.h"
 #include "common/page_sum.h"
+#include "common/progress_word.h"
 #include "cuda/runtime/gpus.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -158,6 +159,25 @@ TEST_F(GpuTierTest, DemotesWholeModulesAndPromotesThemAgain) {
   EXPECT_TRUE(Holds(again.modules[0].runs, 1));
   EXPECT_EQ(cache_->Stats().checksum_mismatches, 0u);
   PC_ASSERT_OK(cache_->Release(session_, again.lease));
+}
+
+TEST_F(GpuTierTest, AHitInTheHostTierArrivesWhileItIsRead) {
+  Put(1, 31);
+  Put(2, 31);
+  RunMover();
+  session_ = *cache_->OpenSession(
+      {.worker_id = "r", .shape = kShape, .reads_arriving = true});
+  const AcquireResult hit = Ask(1, 31);
+  const AcquiredModule& module = hit.modules[0];
+  EXPECT_EQ(module.tier, Tier::kDevice);
+  ASSERT_NE(module.progress_word, 0u);
+  Write(module.runs, 99);  // whatever lay there
+  EXPECT_TRUE(mover_->RunOnce());
+  EXPECT_TRUE(Holds(module.runs, 1));
+  EXPECT_EQ(
+      ProgressState(pool_->Progress(module.progress_word), module.generation),
+      kProgressVerified);
+  EXPECT_EQ(cache_->Stats().promotions_on_hit, 1u);
 }
 
 TEST_F(GpuTierTest, BytesThatChangedOnTheGpuAreFoundWhenTheyAreDemoted) {
