@@ -120,6 +120,33 @@ TEST_F(GpuMemoryTest, ReadsTheHostTierThroughACopyAndThePromotedOneInPlace) {
   EXPECT_EQ(Stats()->checksum_mismatches(), 0u);
 }
 
+TEST_F(GpuMemoryTest, PromotesOnTheHitAndLayersAreReadAsTheyArrive) {
+  // 20 MiB in four layers: three groups.
+  StartGpuDaemon("fd", {"--device_bytes=32MiB", "--segment_bytes=32MiB",
+                        "--host_bytes=32MiB"});
+  Pages({"--pages=5120"});
+  Pages({"--first=1", "--pages=2560"});
+  ASSERT_TRUE(Eventually(kPatience, [&] { return Stats()->demotions() == 1; }));
+  EXPECT_THAT(Pages({"--pages=5120", "--arriving"}),
+              HasSubstr("read 0 as it arrived"));
+  EXPECT_THAT(Pages({"--pages=5120", "--arriving"}),
+              HasSubstr("read 0 in place"));
+  EXPECT_EQ(Stats()->promotions_on_hit(), 1u);
+  EXPECT_EQ(Stats()->checksum_mismatches(), 0u);
+  ExpectNothingHeld();
+}
+
+TEST_F(GpuMemoryTest, ADaemonKilledWhileAModuleArrivesHangsNoReader) {
+  {
+    ScopedEnv fault("PROMPTCACHE_FAULT", "arriving:kill");
+    StartGpuDaemon("fd", {"--host_bytes=8MiB"});
+  }
+  Pages({"--count=2", "--pages=500"});
+  ASSERT_TRUE(Eventually(kPatience, [&] { return Stats()->demotions() == 1; }));
+  EXPECT_THAT(Pages({"--pages=500", "--arriving"}), HasSubstr("invalid 0"));
+  EXPECT_THAT(daemon().Wait(kPatience), IsOkAndHolds(std::string("signal 9")));
+}
+
 TEST_F(GpuMemoryTest, EvictsForOthersAndWritesAgainWhatWasEvicted) {
   StartGpuDaemon("ipc");
   Pages({"--count=4", "--pages=400"});

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -25,6 +26,7 @@ ABSL_FLAG(std::string, device, "cuda", "cuda or cpu");
 ABSL_FLAG(int, first, 0, "number of the first module");
 ABSL_FLAG(int, count, 1, "how many modules");
 ABSL_FLAG(int, pages, 4, "pages of each");
+ABSL_FLAG(bool, arriving, false, "read modules while they arrive");
 ABSL_FLAG(bool, hold, false, "keep the last lease until killed");
 
 namespace promptcache::worker {
@@ -50,6 +52,9 @@ class PageWorker {
  private:
   absl::Status Write(int module);
   absl::Status Read(int module);
+  absl::StatusOr<bool> ReadLayers(int module, uint32_t first, uint32_t count,
+                                  const std::vector<const std::byte*>& pages);
+  absl::StatusOr<bool> ReadArriving(int module);
 
   std::unique_ptr<gpu::Device> device_;
   std::unique_ptr<gpu::Stream> stream_;
@@ -79,7 +84,8 @@ absl::Status PageWorker::Attach() {
                            .model = "pages",
                            .layout = kLayout,
                            .device = gpu,
-                           .acquire_timeout = kPatience}));
+                           .acquire_timeout = kPatience,
+                           .reads_arriving = absl::GetFlag(FLAGS_arriving)}));
   PC_RETURN_IF_ERROR(client_->WaitAttached(absl::Now() + kPatience));
   Say("attached");
   return absl::OkStatus();
@@ -127,29 +133,64 @@ absl::Status PageWorker::Write(int module) {
   return absl::OkStatus();
 }
 
-absl::Status PageWorker::Read(int module) {
-  const AcquiredModule& hit = lease_->modules()[0];
-  const size_t page_bytes = kLayout.page_bytes();
-  std::vector<const std::byte*> pages = hit.read_pages;
-  PC_ASSIGN_OR_RETURN(const std::vector<uint64_t> sums,
-                      memory_->Sums(pages, page_bytes, hit.on_host));
-  bool right = sums == hit.page_sums;
-  std::vector<std::byte*> copies;
-  if (hit.on_host && memory_->on_gpu()) {
-    PC_ASSIGN_OR_RETURN(copies, pages_->Allocate(pages.size()));
-    PC_ASSIGN_OR_RETURN(const std::unique_ptr<Arrival> copy,
-                        memory_->StartCopyFromHost(pages, copies, kLayout));
-    right = right && copy->AwaitVerified();
-    pages.assign(copies.begin(), copies.end());
-  }
-  FaultPoint("reading");
-  const std::vector<uint8_t> due(page_bytes, ByteOf(module));
+// Layers [first, first + count) of the pages are as they were written.
+absl::StatusOr<bool> PageWorker::ReadLayers(
+    int module, uint32_t first, uint32_t count,
+    const std::vector<const std::byte*>& pages) {
+  const size_t layer_bytes = kLayout.page_bytes() / kLayout.num_layers;
+  const std::vector<uint8_t> due(count * layer_bytes, ByteOf(module));
+  std::vector<uint8_t> bytes(due.size());
+  bool right = true;
   for (const std::byte* page : pages) {
-    std::vector<uint8_t> bytes(page_bytes);
-    PC_RETURN_IF_ERROR(
-        stream_->Copy(bytes.data(), page, page_bytes, gpu::CopyKind::kToHost));
+    PC_RETURN_IF_ERROR(stream_->Copy(bytes.data(), page + first * layer_bytes,
+                                     bytes.size(), gpu::CopyKind::kToHost));
     PC_RETURN_IF_ERROR(stream_->Synchronize());
     right = right && bytes == due;
+  }
+  return right;
+}
+
+// Each layer as soon as it can be read.
+absl::StatusOr<bool> PageWorker::ReadArriving(int module) {
+  bool right = true;
+  for (uint32_t layer = 0; layer < kLayout.num_layers;) {
+    const ModuleProgress progress = lease_->Progress(0);
+    const uint32_t end = std::min(progress.num_layers, kLayout.num_layers);
+    if (layer == end) continue;
+    PC_ASSIGN_OR_RETURN(const bool same,
+                        ReadLayers(module, layer, end - layer,
+                                   lease_->modules()[0].read_pages));
+    right = right && same;
+    layer = end;
+  }
+  while (!lease_->Progress(0).ended) {
+  }
+  return right;
+}
+
+absl::Status PageWorker::Read(int module) {
+  const AcquiredModule& hit = lease_->modules()[0];
+  std::vector<const std::byte*> pages = hit.read_pages;
+  bool right = true;
+  std::vector<std::byte*> copies;
+  FaultPoint("reading");
+  if (hit.arriving) {
+    PC_ASSIGN_OR_RETURN(right, ReadArriving(module));
+  } else {
+    PC_ASSIGN_OR_RETURN(
+        const std::vector<uint64_t> sums,
+        memory_->Sums(pages, kLayout.page_bytes(), hit.on_host));
+    std::unique_ptr<Arrival> copy;
+    if (hit.on_host && memory_->on_gpu()) {
+      PC_ASSIGN_OR_RETURN(copies, pages_->Allocate(pages.size()));
+      PC_ASSIGN_OR_RETURN(copy,
+                          memory_->StartCopyFromHost(pages, copies, kLayout));
+      pages.assign(copies.begin(), copies.end());
+    }
+    right = sums == hit.page_sums && (copy == nullptr || copy->AwaitVerified());
+    PC_ASSIGN_OR_RETURN(const bool same,
+                        ReadLayers(module, 0, kLayout.num_layers, pages));
+    right = right && same;
   }
   pages_->Free(copies);
   // As in the worker: what was read counts if the lease still holds.
@@ -158,9 +199,10 @@ absl::Status PageWorker::Read(int module) {
     return absl::OkStatus();
   }
   wrong_ = wrong_ || !right;
-  Say(absl::StrCat(
-      right ? "read " : "WRONG ", module,
-      hit.on_host && memory_->on_gpu() ? " through a copy" : " in place"));
+  Say(absl::StrCat(right ? "read " : "WRONG ", module,
+                   hit.arriving                       ? " as it arrived"
+                   : hit.on_host && memory_->on_gpu() ? " through a copy"
+                                                      : " in place"));
   return absl::OkStatus();
 }
 
