@@ -39,7 +39,7 @@ grpc::ServerUnaryReactor* CacheService::GetModule(
                    [this, request, response]() -> absl::Status {
                      PC_ASSIGN_OR_RETURN(const ModuleInfo info,
                                          deps_.cache->Get(request->key()));
-                     *response = ToProto(info);
+                     *response = ToProto(info, deps_.cache->pool());
                      return absl::OkStatus();
                    });
 }
@@ -116,7 +116,7 @@ absl::Status CacheService::List(const v1::ListModulesRequest& request,
   }
   PC_ASSIGN_OR_RETURN(const ListResult result, deps_.cache->List(args));
   for (const ModuleInfo& info : result.modules) {
-    *response->add_modules() = ToProto(info);
+    *response->add_modules() = ToProto(info, deps_.cache->pool());
   }
   if (result.more && !result.modules.empty()) {
     response->set_next_page_token(result.modules.back().key.ToHex());

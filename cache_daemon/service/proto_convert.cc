@@ -327,7 +327,7 @@ v1::Schema ToProto(const SchemaRecord& record) {
   return proto;
 }
 
-v1::Module ToProto(const ModuleInfo& info) {
+v1::Module ToProto(const ModuleInfo& info, const PagePool& pool) {
   v1::Module proto;
   proto.set_key(info.key.ToHex());
   proto.set_schema(info.metadata.schema);
@@ -353,6 +353,15 @@ v1::Module ToProto(const ModuleInfo& info) {
   proto.set_context_key(info.metadata.context_key.ToHex());
   proto.set_text_sha256(info.metadata.text_sha256.ToHex());
   proto.set_absence(static_cast<v1::MissReason>(info.absence));
+  for (const Placement& placement : info.placements) {
+    v1::Placement* out = proto.add_placements();
+    out->set_tier(static_cast<v1::Tier>(placement.tier));
+    if (placement.tier == Tier::kDevice && pool.on_gpu()) {
+      out->set_device_uuid(pool.device_info(placement.device).uuid);
+    }
+    out->set_state(static_cast<v1::ModuleState>(placement.state));
+    out->set_num_leases(placement.num_leases);
+  }
   return proto;
 }
 
@@ -430,6 +439,7 @@ v1::CacheEvent ToProto(const CacheEvent& event) {
   proto.set_schema(event.schema);
   proto.set_path(event.path);
   proto.set_tier(static_cast<v1::Tier>(event.tier));
+  proto.set_device_uuid(event.device_uuid);
   proto.set_evict_reason(static_cast<v1::EvictReason>(event.evict_reason));
   proto.set_bytes(event.bytes);
   proto.set_session_id(static_cast<uint64_t>(event.session));

@@ -51,7 +51,8 @@ node::v1::AcquireReply ToProto(uint64_t request_id,
 node::v1::PendingResolved ToProto(const PendingResolved& resolved);
 v1::CachePolicy ToProto(const PolicyRecord& record);
 v1::Schema ToProto(const SchemaRecord& record);
-v1::Module ToProto(const ModuleInfo& info);
+// `pool` names the devices.
+v1::Module ToProto(const ModuleInfo& info, const PagePool& pool);
 v1::CacheStats ToProto(const CacheStats& stats);
 v1::CacheEvent ToProto(const CacheEvent& event);
 

@@ -27,6 +27,7 @@ enum class CacheMissReason : uint32_t {
   kNoMemory = 6,
   kNotResident = 7,
   kCorrupt = 8,
+  kOnOtherDevice = 9,
 };
 
 // One module asked for. The paths and parts serve reasons and lists only.
