@@ -156,8 +156,14 @@ TEST_F(TwoGpusGenerateTest, EachComputesItsOwnWithTheSameTokens) {
       EXPECT_EQ(answer->completed.logits_sha256(),
                 bypass.completed.logits_sha256());
     }
+    const auto reason = worker == first.get() ? v1::MISS_REASON_NEVER_SEEN
+                                              : v1::MISS_REASON_ON_OTHER_DEVICE;
+    EXPECT_EQ(created.started.misses(0).reason(), reason);
   }
   EXPECT_EQ(DeviceTier(0).used_bytes(), DeviceTier(1).used_bytes());
+  for (const v1::Module& module : Modules(false)) {
+    EXPECT_EQ(module.placements_size(), 2) << module.DebugString();
+  }
   PC_ASSERT_OK(first->process().Signal(SIGKILL));
   EXPECT_TRUE(Eventually(absl::Seconds(30),
                          [&] { return Stats()->num_sessions() == 1; }));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "tools/cli/cli_status.h"
+#include "tools/cli/placement_text.h"
 #include "tools/cli/proto_json.h"
 #include "tools/cli/terminal.h"
 
@@ -89,8 +90,8 @@ std::string ModuleTable(const v1::ListModulesResponse& list) {
     rows.push_back({m.key().substr(0, 12), ModulePath(m),
                     WithCommas(m.num_tokens()), HumanBytes(m.bytes()),
                     EnumWord(v1::ModuleState_descriptor(), m.state()),
-                    EnumWord(v1::Tier_descriptor(), m.tier()),
-                    WithCommas(m.hits()), Ago(m.last_use_time()), note});
+                    PlacementText(m), WithCommas(m.hits()),
+                    Ago(m.last_use_time()), note});
   }
   return FormatTable(rows, "");
 }
@@ -226,7 +227,7 @@ std::string EventText(const v1::CacheEvent& event) {
   } else if (!event.schema().empty()) {
     absl::StrAppend(&out, "  ", event.schema());
   }
-  const std::string tier = EnumWord(v1::Tier_descriptor(), event.tier());
+  const std::string tier = TierText(event.tier(), event.device_uuid());
   const std::string reason =
       EnumWord(v1::EvictReason_descriptor(), event.evict_reason());
   if (!tier.empty()) absl::StrAppend(&out, "  ", tier);

@@ -13,4 +13,7 @@ std::string ShortUuid(const std::string& uuid);
 // alone.
 std::string TierText(v1::Tier tier, const std::string& device_uuid);
 
+// Where the copies of a module are, with commas between.
+std::string PlacementText(const v1::Module& module);
+
 }  // namespace promptcache::cli
