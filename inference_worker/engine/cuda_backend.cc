@@ -252,7 +252,9 @@ absl::Status CudaBackend::Attend(uint32_t index, const gpu::RopeView* rope) {
     params.rope = rope->table;
     params.rope_pairs = static_cast<uint32_t>(rope->num_pairs);
     params.rope_interleaved = rope->interleaved;
-    params.rope_factor = rope == &*positions_.rope ? positions_.factor : 1.0f;
+    const bool scaled =
+        positions_.rope.has_value() && rope == &*positions_.rope;
+    params.rope_factor = scaled ? positions_.factor : 1.0f;
   }
   arrivals_.AwaitLayers(index + 1);
   return attention_.Launch(params, input_, layers_->stream());

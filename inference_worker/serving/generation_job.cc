@@ -241,7 +241,9 @@ void GenerationJob::Sample(std::span<const float> logits) {
   AddToken(tokens_.Next(logits));
 }
 
-void GenerationJob::TakeChosen() { AddToken(tokens_.Next(choice_->token)); }
+void GenerationJob::TakeChosen() {
+  if (choice_.has_value()) AddToken(tokens_.Next(choice_->token));
+}
 
 void GenerationJob::AddToken(TokenEvent event) {
   Emit(std::move(event));
@@ -268,6 +270,7 @@ void GenerationJob::StartDecoding() {
     event.notices = Notices();
     event.ttft = timings.ttft;
     std::vector<StateSource> told;
+    told.reserve(modules.sources.size());
     for (size_t i = 0; i < modules.sources.size(); ++i) {
       told.push_back(SourceOf(i));
     }

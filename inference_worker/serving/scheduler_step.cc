@@ -51,6 +51,7 @@ void Scheduler::SharePrefill(std::vector<GenerationJob*> prefills,
               return a->execution()->rows_left() < b->execution()->rows_left();
             });
   std::vector<RowsWanted> wanted;
+  wanted.reserve(prefills.size());
   for (GenerationJob* job : prefills) {
     wanted.push_back(
         {job->request.isolation_domain, job->execution()->rows_left()});
@@ -75,6 +76,7 @@ void Scheduler::RestartLost() {
 
 GenerationJob* Scheduler::NextVictim() {
   std::vector<GenerationJob*> jobs;
+  jobs.reserve(running_.size());
   for (const Job& job : running_) jobs.push_back(job.get());
   std::sort(jobs.begin(), jobs.end(), OlderThan);
   std::vector<RunningRequest> running;
@@ -87,7 +89,9 @@ GenerationJob* Scheduler::NextVictim() {
         {job->request.isolation_domain, ours && job->holds_pages()});
     if (running.back().may_wait) ++candidates;
   }
-  return candidates < 2 ? nullptr : jobs[*NextToPreempt(running)];
+  if (candidates < 2) return nullptr;
+  const auto next = NextToPreempt(running);
+  return next.has_value() ? jobs[*next] : nullptr;
 }
 
 void Scheduler::GrowTail(GenerationJob* job) {
