@@ -175,7 +175,12 @@ std::optional<MoveTicket> CacheState::StartMove(Entry* entry, Tier to,
   });
   const uint64_t id = next_id_++;
   Move& move = moves_[id];
-  move = {entry, to, device, std::move(pages->runs), entry->bytes()};
+  move = {.entry = entry,
+          .to = to,
+          .device = device,
+          .destination = std::move(pages->runs),
+          .must_zero = std::move(pages->must_zero),
+          .bytes = entry->bytes()};
   tally_.tiers[IndexOf(to, device)].moving_bytes += move.bytes;
   MoveTicket ticket;
   ticket.id = id;
@@ -210,6 +215,7 @@ void CacheState::EndMove(const MoveTicket& ticket,
       entry->num_leases + entry->num_lost > 0 || entry->num_holds > 1;
   if (!good) ++counters_.checksum_mismatches;
   if (stays || same != nullptr) {
+    if (!sums.ok()) tiers_[to]->pages().ForgetDomain(move.must_zero);
     tiers_[to]->pages().Free(move.destination);
     if (!good && !entry->hidden) {
       Update(entry, [&] { entry->state = ModuleState::kCommitted; });

@@ -71,11 +71,12 @@ void CacheState::EndArrival(const ArrivalTicket& ticket,
                             absl::Time now, Effects* effects) {
   const auto it = arrivals_.find(ticket.id);
   if (it == arrivals_.end()) return;
-  Arrival arrival = std::move(it->second);
+  const Arrival arrival = std::move(it->second);
   arrivals_.erase(it);
   Entry* const entry = arrival.entry;
   tally_.tiers.back().moving_bytes -= arrival.bytes;
   tiers_.back()->pages().Free(arrival.source);
+  if (!sums.ok()) TierOf(*entry).pages().ForgetDomain(arrival.must_zero);
   const bool good = sums.ok() && std::ranges::equal(*sums, entry->page_sums);
   if (good) {
     pool_->SetProgress(ticket.progress_word,
@@ -91,16 +92,11 @@ void CacheState::EndArrival(const ArrivalTicket& ticket,
                        ProgressWord(ticket.generation, kProgressFailed));
   }
   free_progress_words_.push_back(ticket.progress_word);
-  const bool zero = !sums.ok() && !arrival.must_zero.empty();
   Update(entry, [&] {
     entry->progress_word = 0;
     if (!entry->hidden) entry->state = ModuleState::kCommitted;
-    if (!zero) --entry->num_holds;
+    --entry->num_holds;
   });
-  if (!zero) return;
-  effects->zero.push_back(
-      {std::move(arrival.must_zero), ticket.shape.page_bytes});
-  effects->zero_holds.push_back(entry);
 }
 
 // Its bytes must not be used by anybody who read them.

@@ -156,14 +156,15 @@ class CacheState {
     Tier to = Tier::kNone;
     uint32_t device = 0;  // whose tier it leaves or enters
     PageRuns destination;
+    // Bytes of another isolation domain until they are written over.
+    PageRuns must_zero;
     uint64_t bytes = 0;
   };
   // A promotion with readers: the entry has its new pages already.
   struct Arrival {
     Entry* entry = nullptr;
     PageRuns source;
-    // Bytes of another isolation domain until they are written over.
-    PageRuns must_zero;
+    PageRuns must_zero;  // as a Move's
     uint64_t bytes = 0;
     bool begun = false;
   };

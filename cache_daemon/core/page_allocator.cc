@@ -170,6 +170,15 @@ PageRun PageAllocator::Take(const Range& range, uint64_t num_pages) {
   return {segment, first, taken};
 }
 
+void PageAllocator::ForgetDomain(const PageRuns& runs) {
+  for (const PageRun& run : runs) {
+    Segment& s = At(run.segment);
+    for (uint32_t i = run.first_page; i < run.first_page + run.num_pages; ++i) {
+      s.pages[i].domain = kMixedDomain;
+    }
+  }
+}
+
 void PageAllocator::Own(const PageRun& run, uint64_t domain, PageOwner* owner,
                         PageRuns* must_zero) {
   Segment& s = At(run.segment);

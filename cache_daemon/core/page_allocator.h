@@ -49,6 +49,10 @@ class PageAllocator {
   std::optional<Allocation> Allocate(uint64_t num_pages, uint64_t page_bytes,
                                      uint64_t domain, PageOwner* owner);
   void Free(const PageRuns& runs);
+  // Whose bytes these used pages hold is not known: of must_zero, when they
+  // were neither zeroed nor written in full. Who gets them next has them
+  // zeroed.
+  void ForgetDomain(const PageRuns& runs);
 
   // Pages of that size that Allocate could give now, empty segments included.
   uint64_t FreePages(uint64_t page_bytes) const;

@@ -159,6 +159,28 @@ TEST_F(MovesTest, AFailedCopyLeavesTheModuleWhereItWas) {
   EXPECT_TRUE(Touch(a, 1));
 }
 
+// Of the pages for a copy that failed nobody knows what they hold.
+TEST_F(MovesTest, PagesOfAFailedPromotionAreZeroedForTheNext) {
+  const SessionId a = Open();
+  PutMany(a, 7);
+  RunMover();
+  ASSERT_EQ(Info(1).tier, Tier::kHost);
+  const AcquireResult foreign = Ask(a, 50, 2, /*reserve=*/true, "other");
+  ASSERT_EQ(foreign.modules[0].outcome, Outcome::kReserved);
+  Fill(foreign.modules[0].runs, 222);
+  EXPECT_TRUE(CommitOne(a, foreign.modules[0], 50));
+  Release(a, foreign.lease);
+  PC_EXPECT_OK(cache_->Evict({.keys = {KeyOf(50).ToHex()}}));
+  EXPECT_TRUE(Touch(a, 1));
+  const std::optional<MoveTicket> move = cache_->BeginMove();
+  ASSERT_TRUE(move.has_value());
+  ASSERT_EQ(move->to, Tier::kDevice);
+  EXPECT_TRUE(Holds(move->destination, 222));
+  cache_->EndMove(*move, absl::InternalError("cudaMemcpyAsync: failed"));
+  EXPECT_EQ(AskOne(a, 60, 2).outcome, Outcome::kReserved);
+  EXPECT_TRUE(Holds(move->destination, 0));
+}
+
 TEST_F(MovesTest, AnUnknownTicketIsIgnored) {
   cache_->EndMove({.id = 777}, std::vector<uint64_t>{});
   EXPECT_EQ(cache_->Stats().demotions, 0u);

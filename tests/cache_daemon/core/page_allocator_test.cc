@@ -155,6 +155,14 @@ TEST_F(PageAllocatorTest, CarvingAnewKeepsWhatLiesInThePages) {
   EXPECT_THAT(other->must_zero, ElementsAre(PageRun{0, 0, 1}));
 }
 
+TEST_F(PageAllocatorTest, ForgottenBytesAreZeroedForEverybody) {
+  const PageRuns runs = Get(2, kPage, 100);
+  pages_->ForgetDomain({{0, 1, 1}});
+  pages_->Free(runs);
+  auto got = pages_->Allocate(2, kPage, 100, &owner_);
+  EXPECT_THAT(got->must_zero, ElementsAre(PageRun{0, 1, 1}));
+}
+
 TEST_F(PageAllocatorTest, MixedBytesAreZeroedForEverybody) {
   const PageRuns a = Get(1, kPage, 100);
   const PageRuns b = Get(1, kPage, 200);

@@ -220,10 +220,16 @@ TEST_F(PromotionTest, PagesOfAnotherDomainAreZeroedWhenNothingCame) {
   EXPECT_TRUE(CommitOne(reader_, foreign.modules[0], 50));
   Release(reader_, foreign.lease);
   PC_EXPECT_OK(cache_->Evict({.keys = {KeyOf(50).ToHex()}}));
-  const AcquiredModule hit = AskOne(reader_, 1);
+  const auto [lease, modules] = Ask(reader_, 1);
+  const AcquiredModule& hit = modules[0];
   ASSERT_NE(hit.progress_word, 0u);
   EXPECT_TRUE(Holds(hit.runs, 222));
   cache_->EndArrival(*cache_->BeginArrival(), absl::InternalError("failed"));
+  Release(reader_, lease);
+  // Whoever gets the page next, of the module's own domain too.
+  const uint64_t free_pages = 8 - UsedPages();
+  EXPECT_EQ(AskOne(reader_, 60, static_cast<uint32_t>(free_pages)).outcome,
+            Outcome::kReserved);
   EXPECT_TRUE(Holds(hit.runs, 0));
 }
 
