@@ -47,9 +47,7 @@ function(promptcache_test name)
     DEPS ${ARG_DEPS} promptcache::test_support GTest::gmock GTest::gtest_main)
   # Compiling tests is half of a build, a third of that is optimising them. What
   # they test is optimised all the same.
-  if(NOT PROMPTCACHE_SANITIZE)
-    target_compile_options(${name} PRIVATE -O0)
-  endif()
+  target_compile_options(${name} PRIVATE $<IF:$<BOOL:${PROMPTCACHE_SANITIZE}>,-O1,-O0>)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
     TEST_PREFIX "${ARG_PREFIX}"
     PROPERTIES TIMEOUT ${ARG_TIMEOUT})
