@@ -123,18 +123,8 @@ class TwoGpusGenerateTest : public NodeTest {
   ChildProcess Press(int gpu) {
     ScopedEnv one("PC_EMU_DEVICES", absl::StrCat(gpu));
     ChildProcess holder = StartPageWorker({"--pages=970", "--hold"});
-    EXPECT_TRUE(Eventually(absl::Seconds(60), [&] {
-      int in_host = 0;
-      for (const v1::Module& module : Modules(false)) {
-        if (module.schema() != "lib") continue;
-        if (module.tier() != v1::TIER_HOST ||
-            module.state() != v1::MODULE_STATE_COMMITTED) {
-          return false;
-        }
-        ++in_host;
-      }
-      return in_host > 0;
-    }));
+    EXPECT_TRUE(
+        Eventually(absl::Seconds(60), [&] { return AllInHost("lib"); }));
     return holder;
   }
 };

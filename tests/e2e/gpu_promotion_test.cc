@@ -45,7 +45,7 @@ class GpuPromotionTest : public NodeTest {
     bypass_ = first->Generate(Bypass(Request(kPrompt, 6)));
     PC_ASSERT_OK(bypass_.status);
     holder_ = StartPageWorker({"--pages=970", "--hold"});
-    ASSERT_TRUE(Eventually(kPatience, [&] { return AllInHost(); }));
+    ASSERT_TRUE(Eventually(kPatience, [&] { return AllInHost("lib"); }));
     if (free_pages) return;
     rest_ = StartPageWorker({"--first=1", "--pages=54", "--hold"});
     ASSERT_TRUE(Eventually(kPatience, [&] {
@@ -57,18 +57,6 @@ class GpuPromotionTest : public NodeTest {
                                "--acquire_timeout=30s", "--tail_bytes=16MiB"});
     WaitAttached(worker.get());
     return worker;
-  }
-  bool AllInHost() {
-    int in_host = 0;
-    for (const v1::Module& module : Modules(false)) {
-      if (module.schema() != "lib") continue;
-      if (module.tier() != v1::TIER_HOST ||
-          module.state() != v1::MODULE_STATE_COMMITTED) {
-        return false;
-      }
-      ++in_host;
-    }
-    return in_host > 0;
   }
   void ExpectTheSame(const Answer& answer) {
     PC_ASSERT_OK(answer.status);

@@ -297,6 +297,19 @@ std::vector<v1::Module> NodeTest::Modules(bool include_absent) {
   return {response.modules().begin(), response.modules().end()};
 }
 
+bool NodeTest::AllInHost(const std::string& schema) {
+  int in_host = 0;
+  for (const v1::Module& module : Modules(false)) {
+    if (module.schema() != schema) continue;
+    if (module.tier() != v1::TIER_HOST ||
+        module.state() != v1::MODULE_STATE_COMMITTED) {
+      return false;
+    }
+    ++in_host;
+  }
+  return in_host > 0;
+}
+
 uint64_t NodeTest::PageBytes() const {
   return uint64_t{16} * 2 * 2 * spec_.layers * spec_.kv_heads * spec_.head_dim;
 }

@@ -108,6 +108,8 @@ class NodeTest : public ::testing::Test {
     return TierNow(v1::TIER_DEVICE, device);
   }
   std::vector<v1::Module> Modules(bool include_absent);
+  // Every module of the schema, of which there are some, lies in the host tier.
+  bool AllInHost(const std::string& schema);
   uint64_t PageBytes() const;
 
   // Polls until `condition`, at most `timeout`; false when it never held.
