@@ -257,6 +257,9 @@ absl::Status DaemonServer::Parts::Listen(const Options& options) {
   }
   grpc::ServerBuilder builder;
   SetLimits(kMaxNodeMessageBytes, &builder);
+  for (const auto& [name, value] : rpc::kUnixSocketArgs) {
+    builder.AddChannelArgument(name, value);
+  }
   builder.AddListeningPort(rpc::UnixTarget(socket_path),
                            grpc::InsecureServerCredentials());
   builder.RegisterService(node_service.get());

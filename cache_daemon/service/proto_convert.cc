@@ -1,6 +1,8 @@
 #include "cache_daemon/service/proto_convert.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,12 +36,9 @@ absl::Status WrongSize(const char* field, size_t is, size_t due) {
 }
 
 IdentityParts ReadParts(const char* bytes) {
-  IdentityParts parts{};
-  for (uint64_t& part : parts) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      part |= uint64_t{static_cast<uint8_t>(*bytes++)} << shift;
-    }
-  }
+  static_assert(std::endian::native == std::endian::little);
+  IdentityParts parts;
+  std::memcpy(parts.data(), bytes, sizeof(parts));
   return parts;
 }
 
@@ -59,6 +58,21 @@ void AppendModule(const AcquiredModule& module, node::v1::AcquireReply* reply) {
   reply->add_reservation_ids(static_cast<uint64_t>(module.reservation));
   reply->add_tiers(static_cast<v1::Tier>(module.tier));
   reply->add_progress_words(module.progress_word);
+}
+
+// For `n` modules of one run each.
+void Reserve(int n, node::v1::AcquireReply* reply) {
+  reply->mutable_outcomes()->Reserve(n);
+  reply->mutable_miss_reasons()->Reserve(n);
+  reply->mutable_differing_fields()->Reserve(n);
+  reply->mutable_num_runs()->Reserve(n);
+  reply->mutable_run_segments()->Reserve(n);
+  reply->mutable_run_first_pages()->Reserve(n);
+  reply->mutable_run_num_pages()->Reserve(n);
+  reply->mutable_generations()->Reserve(n);
+  reply->mutable_reservation_ids()->Reserve(n);
+  reply->mutable_tiers()->Reserve(n);
+  reply->mutable_progress_words()->Reserve(n);
 }
 
 void SetCounts(const uint64_t (&counts)[kNumModuleStates],
@@ -286,6 +300,7 @@ node::v1::AcquireReply ToProto(uint64_t request_id,
   node::v1::AcquireReply reply;
   reply.set_request_id(request_id);
   reply.set_lease_id(static_cast<uint64_t>(result.lease));
+  Reserve(static_cast<int>(result.modules.size()), &reply);
   for (const AcquiredModule& module : result.modules) {
     AppendModule(module, &reply);
   }

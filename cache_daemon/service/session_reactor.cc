@@ -95,8 +95,9 @@ void SessionReactor::Push(const node::v1::SessionResponse& response) {
 
 bool SessionReactor::Enqueue(node::v1::SessionResponse response) {
   if (ended_) return true;  // nobody is there to miss it
-  queued_bytes_ += response.ByteSizeLong();
-  writes_.push_back(std::move(response));
+  const size_t num_bytes = response.ByteSizeLong();
+  queued_bytes_ += num_bytes;
+  writes_.push_back({std::move(response), num_bytes});
   if (writes_.size() > deps_.max_queued_messages ||
       queued_bytes_ > deps_.max_queued_bytes) {
     return false;
@@ -107,9 +108,9 @@ bool SessionReactor::Enqueue(node::v1::SessionResponse response) {
 
 void SessionReactor::WriteNext() {
   if (writing_ || ended_ || writes_.empty()) return;
-  write_ = std::move(writes_.front());
+  write_ = std::move(writes_.front().response);
+  queued_bytes_ -= writes_.front().num_bytes;
   writes_.pop_front();
-  queued_bytes_ -= write_.ByteSizeLong();
   writing_ = true;
   StartWrite(&write_);
 }

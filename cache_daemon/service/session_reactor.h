@@ -96,6 +96,11 @@ class SessionReactor final
   void OnDone() override;
 
  private:
+  struct Queued {
+    node::v1::SessionResponse response;
+    size_t num_bytes = 0;
+  };
+
   SessionReactor(const SessionDeps* deps, grpc::CallbackServerContext* context)
       : deps_(*deps), context_(context) {}
 
@@ -135,7 +140,7 @@ class SessionReactor final
   SessionId session_ ABSL_GUARDED_BY(mu_){};
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<node::v1::SessionResponse> writes_ ABSL_GUARDED_BY(mu_);
+  std::deque<Queued> writes_ ABSL_GUARDED_BY(mu_);
   size_t queued_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   // The Acquire whose answer is being made, and pushes about it.
   std::optional<uint64_t> acquiring_ ABSL_GUARDED_BY(mu_);

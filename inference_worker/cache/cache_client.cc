@@ -69,7 +69,7 @@ class GrpcCacheClient final : public CacheClient {
     report->set_fresh_tokens(use.fresh_tokens);
     report->set_preemptions(use.preemptions);
     report->set_recomputed_tokens(use.recomputed_tokens);
-    (*session)->Send(request);
+    (*session)->Send(std::move(request));
   }
 
   absl::StatusOr<std::vector<bool>> SetPolicy(
@@ -86,7 +86,7 @@ class GrpcCacheClient final : public CacheClient {
           PolicyToProto(change.ttl, change.absolute_ttl, change.pin);
     }
     PC_ASSIGN_OR_RETURN(const node::v1::SessionResponse response,
-                        session->Call(request_id, request,
+                        session->Call(request_id, std::move(request),
                                       absl::Now() + options_.acquire_timeout));
     const auto& refused = response.set_policy().pin_refused();
     if (refused.size() != static_cast<int>(changes.size())) {

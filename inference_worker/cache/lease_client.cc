@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <optional>
 #include <utility>
 
@@ -17,11 +18,8 @@ namespace {
 
 // 7 x 8 bytes, little endian.
 void AppendParts(const IdentityParts& parts, std::string* out) {
-  for (const uint64_t part : parts) {
-    for (int shift = 0; shift < 64; shift += 8) {
-      out->push_back(static_cast<char>(part >> shift));
-    }
-  }
+  static_assert(std::endian::native == std::endian::little);
+  out->append(reinterpret_cast<const char*>(parts.data()), sizeof(parts));
 }
 
 node::v1::SessionRequest ToRequest(uint64_t request_id,
@@ -33,8 +31,15 @@ node::v1::SessionRequest ToRequest(uint64_t request_id,
   acquire->set_want_page_sums(args.want_page_sums);
   acquire->set_schema(args.schema);
   acquire->set_isolation_domain(args.isolation_domain);
+  const size_t num_keys = args.keys.size();
+  acquire->mutable_keys()->reserve(num_keys * sizeof(Digest));
+  acquire->mutable_identity_parts()->reserve(num_keys * sizeof(IdentityParts));
+  acquire->mutable_num_tokens()->Reserve(static_cast<int>(num_keys));
+  acquire->mutable_paths()->Reserve(static_cast<int>(num_keys));
   for (const AcquireKey& key : args.keys) {
-    acquire->mutable_keys()->append(key.key.ToBytes());
+    acquire->mutable_keys()->append(
+        reinterpret_cast<const char*>(key.key.bytes.data()),
+        key.key.bytes.size());
     acquire->add_num_tokens(key.num_tokens);
     acquire->add_paths(key.path);
     AppendParts(key.parts, acquire->mutable_identity_parts());
@@ -147,7 +152,7 @@ LeaseClient::~LeaseClient() {
   for (const uint64_t lease_id : lease_ids_) {
     node::v1::SessionRequest request;
     request.mutable_release()->set_lease_id(lease_id);
-    session_->Send(request);
+    session_->Send(std::move(request));
   }
   session_->RemoveUser();
 }
@@ -255,7 +260,7 @@ absl::StatusOr<std::vector<bool>> LeaseClient::Commit(
         PolicyToProto(module.ttl, module.absolute_ttl, module.pin);
   }
   PC_ASSIGN_OR_RETURN(const node::v1::SessionResponse response,
-                      session_->Call(request_id, request, deadline));
+                      session_->Call(request_id, std::move(request), deadline));
   FaultPoint("committed");
   if (response.commit().committed_size() != static_cast<int>(modules.size())) {
     return absl::InternalError(
@@ -292,7 +297,7 @@ void LeaseClient::Abort(const std::vector<uint64_t>& reservation_ids) {
       generations_[m].clear();
     }
   }
-  session_->Send(request);
+  session_->Send(std::move(request));
 }
 
 bool LeaseClient::Valid(size_t index) const {
@@ -322,7 +327,7 @@ void LeaseClient::ReportCorruption(size_t index) {
   request.mutable_report_corruption()->set_key(keys_[index].key.ToBytes());
   request.mutable_report_corruption()->set_generation(
       modules_[index].generation);
-  session_->Send(request);
+  session_->Send(std::move(request));
 }
 
 }  // namespace promptcache::worker

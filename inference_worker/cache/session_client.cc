@@ -24,6 +24,10 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& socket_path) {
   args.SetMaxSendMessageSize(kMaxMessageBytes);
   // A channel per attempt, sharing nothing: the back-off is the client's.
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  for (const auto& [name, value] : rpc::kUnixSocketArgs) {
+    args.SetInt(name, value);
+  }
   return grpc::CreateCustomChannel(rpc::UnixTarget(socket_path),
                                    grpc::InsecureChannelCredentials(), args);
 }
@@ -103,14 +107,19 @@ void SessionClient::Start() {
     }
   }
 
-  MutexLock lock(&mu_);
-  stub_->async()->Session(context_.get(), this);
-  started_ = true;
-  // Writes come from any thread, until the session is lost.
-  AddHold();
-  StartRead(&read_);
-  StartCall();
-  Enqueue(request);
+  Taken taken;
+  {
+    MutexLock lock(&mu_);
+    stub_->async()->Session(context_.get(), this);
+    started_ = true;
+    // Writes come from any thread, until the session is lost.
+    AddHold();
+    StartRead(&read_);
+    StartCall();
+    Enqueue(std::move(request));
+    taken = TakeWrite();
+  }
+  StartTaken(taken);
 }
 
 absl::Status SessionClient::Greet() {
@@ -153,17 +162,23 @@ absl::Status SessionClient::loss() const {
 
 void SessionClient::WaitLost() {
   MutexLock lock(&mu_);
-  while (!lost_) changed_.Wait(&mu_);
+  while (!lost_) lost_changed_.Wait(&mu_);
 }
 
 absl::StatusOr<node::v1::SessionResponse> SessionClient::Call(
-    uint64_t request_id, const node::v1::SessionRequest& request,
+    uint64_t request_id, node::v1::SessionRequest request,
     absl::Time deadline) {
   PendingCall call;
+  Taken taken;
+  {
+    MutexLock lock(&mu_);
+    if (lost_) return loss_;
+    calls_[request_id] = &call;
+    Enqueue(std::move(request));
+    taken = TakeWrite();
+  }
+  StartTaken(taken);
   MutexLock lock(&mu_);
-  if (lost_) return loss_;
-  calls_[request_id] = &call;
-  Enqueue(request);
   while (!call.result.has_value() && absl::Now() < deadline) {
     call.done.WaitWithTimeout(&mu_, deadline - absl::Now());
   }
@@ -173,9 +188,15 @@ absl::StatusOr<node::v1::SessionResponse> SessionClient::Call(
       "the cache daemon has not answered in time");
 }
 
-void SessionClient::Send(const node::v1::SessionRequest& request) {
-  MutexLock lock(&mu_);
-  if (!lost_) Enqueue(request);
+void SessionClient::Send(node::v1::SessionRequest request) {
+  Taken taken;
+  {
+    MutexLock lock(&mu_);
+    if (lost_) return;
+    Enqueue(std::move(request));
+    taken = TakeWrite();
+  }
+  StartTaken(taken);
 }
 
 void SessionClient::GiveBack(const node::v1::AcquireReply& reply) {
@@ -183,11 +204,11 @@ void SessionClient::GiveBack(const node::v1::AcquireReply& reply) {
   for (const uint64_t id : reply.reservation_ids()) {
     if (id != 0) abort.mutable_abort()->add_reservation_ids(id);
   }
-  if (abort.has_abort()) Send(abort);
+  if (abort.has_abort()) Send(std::move(abort));
   if (reply.lease_id() == 0) return;
   node::v1::SessionRequest release;
   release.mutable_release()->set_lease_id(reply.lease_id());
-  Send(release);
+  Send(std::move(release));
 }
 
 void SessionClient::Watch(uint64_t request_id) {
@@ -242,11 +263,16 @@ void SessionClient::Close() {
   // Destroyed after the lock: the channel's end waits for gRPC's threads.
   std::unique_ptr<node::v1::NodeService::Stub> stub;
   std::unique_ptr<grpc::ClientContext> context;
+  Taken taken;
+  {
+    MutexLock lock(&mu_);
+    closing_ = true;
+    changed_.SignalAll();
+    if (!started_) return;
+    taken = TakeWrite();
+  }
+  StartTaken(taken);
   MutexLock lock(&mu_);
-  closing_ = true;
-  changed_.SignalAll();
-  if (!started_) return;
-  if (!lost_) WriteNext();
   while (!done_ && absl::Now() < deadline) {
     changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
   }
@@ -281,28 +307,43 @@ bool SessionClient::WaitUnused(absl::Duration timeout) {
   return num_users_ == 0;
 }
 
-void SessionClient::Enqueue(const node::v1::SessionRequest& request) {
+void SessionClient::Enqueue(node::v1::SessionRequest request) {
   if (writes_.size() >= kMaxQueuedWrites) {
     Lose(absl::UnavailableError(absl::StrCat(
         "the cache daemon reads nothing: ", writes_.size(), " messages wait")));
     Cancel();
     return;
   }
-  writes_.push_back(request);
-  WriteNext();
+  writes_.push_back(std::move(request));
 }
 
-void SessionClient::WriteNext() {
-  if (writing_ || lost_ || half_closed_) return;
+SessionClient::Taken SessionClient::TakeWrite() {
+  if (writing_ || lost_ || half_closed_) return Taken::kNothing;
   if (!writes_.empty()) {
     write_ = std::move(writes_.front());
     writes_.pop_front();
     writing_ = true;
-    StartWrite(&write_);
-  } else if (closing_) {
-    half_closed_ = true;
-    StartWritesDone();
+    AddHold();  // until it is started: the session may be lost meanwhile
+    return Taken::kMessage;
   }
+  if (!closing_) return Taken::kNothing;
+  half_closed_ = true;
+  AddHold();
+  return Taken::kHalfClose;
+}
+
+void SessionClient::StartTaken(Taken taken) {
+  switch (taken) {
+    case Taken::kNothing:
+      return;
+    case Taken::kMessage:
+      StartWrite(&write_);
+      break;
+    case Taken::kHalfClose:
+      StartWritesDone();
+      break;
+  }
+  RemoveHold();
 }
 
 void SessionClient::Lose(const absl::Status& why) {
@@ -318,6 +359,7 @@ void SessionClient::Lose(const absl::Status& why) {
   for (auto& [id, watched] : watched_) watched.changed.SignalAll();
   writes_.clear();
   changed_.SignalAll();
+  lost_changed_.SignalAll();
   if (!started_) return;
   // Nothing is written any more: the hold for writes goes, and OnDone comes
   // as soon as the operations that are open have ended.
@@ -339,10 +381,13 @@ void SessionClient::OnReadDone(bool ok) {
 }
 
 void SessionClient::OnWriteDone(bool ok) {
-  MutexLock lock(&mu_);
-  writing_ = false;
-  if (!ok) return;  // the read fails as well, and says so
-  WriteNext();
+  Taken taken = Taken::kNothing;
+  {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (ok) taken = TakeWrite();  // else the read fails as well, and says so
+  }
+  StartTaken(taken);
 }
 
 void SessionClient::OnDone(const grpc::Status& status) {

@@ -64,10 +64,10 @@ class SessionClient final
   // it. RequestFailed becomes its status. What an answer grants after the
   // deadline is given back.
   absl::StatusOr<node::v1::SessionResponse> Call(
-      uint64_t request_id, const node::v1::SessionRequest& request,
+      uint64_t request_id, node::v1::SessionRequest request,
       absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_);
   // Sends without waiting for anything; dropped when the session is lost.
-  void Send(const node::v1::SessionRequest& request) ABSL_LOCKS_EXCLUDED(mu_);
+  void Send(node::v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
   // Gives back what a reply grants.
   void GiveBack(const node::v1::AcquireReply& reply) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -118,9 +118,15 @@ class SessionClient final
   void FinishCall(uint64_t request_id,
                   absl::StatusOr<node::v1::SessionResponse> result)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void Enqueue(const node::v1::SessionRequest& request)
+  void Enqueue(node::v1::SessionRequest request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes what is to be written next, if anything: the caller lets go of the
+  // lock and calls StartTaken with it. gRPC serialises and sends on the calling
+  // thread, and tells at once that it has written: whoever it tells would find
+  // the lock taken.
+  enum class Taken { kNothing, kMessage, kHalfClose };
+  [[nodiscard]] Taken TakeWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StartTaken(Taken taken) ABSL_LOCKS_EXCLUDED(mu_);
   void Lose(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Cancel() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -137,7 +143,8 @@ class SessionClient final
   node::v1::SessionRequest write_;
 
   mutable Mutex mu_;
-  CondVar changed_;  // welcomed, lost, done, users
+  CondVar changed_;       // welcomed, lost, done, users
+  CondVar lost_changed_;  // apart: a thread waits for it all the time
   std::optional<node::v1::Welcome> greeting_ ABSL_GUARDED_BY(mu_);
   absl::Status loss_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
