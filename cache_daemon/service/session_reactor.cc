@@ -25,6 +25,16 @@ uint64_t RequestId(const node::v1::SessionRequest& request) {
   return 0;
 }
 
+node::v1::SessionResponse Failure(uint64_t request_id,
+                                  const absl::Status& status) {
+  node::v1::SessionResponse response;
+  node::v1::RequestFailed* failed = response.mutable_request_failed();
+  failed->set_request_id(request_id);
+  failed->set_code(static_cast<int32_t>(status.code()));
+  failed->set_message(std::string(status.message()));
+  return response;
+}
+
 }  // namespace
 
 bool SessionHub::Add(std::shared_ptr<SessionReactor> session) {
@@ -153,12 +163,7 @@ void SessionReactor::OnReadDone(bool ok) {
       End(status);
       return;
     }
-    node::v1::SessionResponse response;
-    node::v1::RequestFailed* failed = response.mutable_request_failed();
-    failed->set_request_id(RequestId(read_));
-    failed->set_code(static_cast<int32_t>(status.code()));
-    failed->set_message(std::string(status.message()));
-    Push(response);
+    Push(Failure(RequestId(read_), status));
   }
   MutexLock lock(&mu_);
   if (!ended_) StartRead(&read_);
@@ -265,6 +270,7 @@ absl::Status SessionReactor::HandleHello(const node::v1::Hello& hello) {
   welcome->set_page_bytes(shape_.page_bytes);
   DescribeSegments(deps_.cache->pool(), device_, welcome);
   welcome->set_daemon_id(deps_.daemon_id);
+  welcome->set_acquire_releases(true);
   {
     MutexLock lock(&mu_);
     if (!ended_) {
@@ -286,6 +292,12 @@ absl::Status SessionReactor::HandleAcquire(
     const node::v1::AcquireRequest& request) {
   PC_ASSIGN_OR_RETURN(const std::vector<AcquireKey> keys,
                       KeysFromProto(request));
+  for (const uint64_t lease_id : request.released_leases()) {
+    const absl::Status released =
+        deps_.cache->Release(open_session_, LeaseId{lease_id});
+    // As for a ReleaseRequest: not the Acquire's fault.
+    if (!released.ok()) Push(Failure(/*request_id=*/0, released));
+  }
   const uint64_t request_id = request.request_id();
   {
     MutexLock lock(&mu_);

@@ -142,7 +142,7 @@ class GrpcCacheClient final : public CacheClient {
     LOG(INFO) << "attached to the cache daemon at " << options_.socket_path
               << " as session " << session->welcome().session_id();
     if (options_.on_attached) options_.on_attached();
-    if (!Stopping()) session->WaitLost();
+    if (!Stopping()) session->Attend();
     if (!Stopping()) LOG(WARNING) << session->loss().message();
     {
       MutexLock lock(&mu_);

@@ -130,8 +130,7 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
   stream.Watch(lease->request_id_);
   PC_ASSIGN_OR_RETURN(
       const node::v1::SessionResponse response,
-      stream.Call(lease->request_id_, ToRequest(lease->request_id_, args),
-                  deadline));
+      stream.CallAcquire(ToRequest(lease->request_id_, args), deadline));
   if (!response.has_acquire()) {
     return absl::InternalError("the daemon answered something else");
   }
@@ -149,11 +148,7 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
 LeaseClient::~LeaseClient() {
   session_->Unwatch(request_id_);
   Abort({open_reservations_.begin(), open_reservations_.end()});
-  for (const uint64_t lease_id : lease_ids_) {
-    node::v1::SessionRequest request;
-    request.mutable_release()->set_lease_id(lease_id);
-    session_->Send(std::move(request));
-  }
+  for (const uint64_t lease_id : lease_ids_) session_->Release(lease_id);
   session_->RemoveUser();
 }
 

@@ -17,6 +17,10 @@ constexpr int kMaxMessageBytes = 64 << 20;
 // A daemon that reads nothing: beyond this the session is given up.
 constexpr size_t kMaxQueuedWrites = 16384;
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
+// How long a release waits for an Acquire that takes it along; and after how
+// long without any the thread that sends them otherwise goes to sleep.
+constexpr absl::Duration kReleaseDelay = absl::Milliseconds(2);
+constexpr absl::Duration kReleaseLull = absl::Milliseconds(100);
 
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& socket_path) {
   grpc::ChannelArguments args;
@@ -160,9 +164,39 @@ absl::Status SessionClient::loss() const {
   return loss_;
 }
 
-void SessionClient::WaitLost() {
+void SessionClient::Attend() {
+  while (!lost()) {
+    Taken taken = Taken::kNothing;
+    {
+      MutexLock lock(&mu_);
+      if (releases_.empty() && absl::Now() - last_release_ > kReleaseLull) {
+        attending_asleep_ = true;
+        while (!lost_ && releases_.empty()) attended_.Wait(&mu_);
+        attending_asleep_ = false;
+      }
+      if (!lost_) attended_.WaitWithTimeout(&mu_, kReleaseDelay);
+      if (lost_) return;
+      EnqueueReleases();
+      taken = TakeWrite();
+    }
+    StartTaken(taken);
+  }
+}
+
+void SessionClient::Release(uint64_t lease_id) {
   MutexLock lock(&mu_);
-  while (!lost_) lost_changed_.Wait(&mu_);
+  if (lost_) return;
+  releases_.push_back(lease_id);
+  last_release_ = absl::Now();
+  if (attending_asleep_) attended_.Signal();
+}
+
+void SessionClient::EnqueueReleases() {
+  for (const uint64_t lease_id : std::exchange(releases_, {})) {
+    node::v1::SessionRequest request;
+    request.mutable_release()->set_lease_id(lease_id);
+    Enqueue(std::move(request));
+  }
 }
 
 absl::StatusOr<node::v1::SessionResponse> SessionClient::Call(
@@ -188,6 +222,18 @@ absl::StatusOr<node::v1::SessionResponse> SessionClient::Call(
       "the cache daemon has not answered in time");
 }
 
+absl::StatusOr<node::v1::SessionResponse> SessionClient::CallAcquire(
+    node::v1::SessionRequest request, absl::Time deadline) {
+  if (welcome_.acquire_releases()) {
+    MutexLock lock(&mu_);
+    for (const uint64_t lease_id : std::exchange(releases_, {})) {
+      request.mutable_acquire()->add_released_leases(lease_id);
+    }
+  }
+  const uint64_t request_id = request.acquire().request_id();
+  return Call(request_id, std::move(request), deadline);
+}
+
 void SessionClient::Send(node::v1::SessionRequest request) {
   Taken taken;
   {
@@ -205,10 +251,7 @@ void SessionClient::GiveBack(const node::v1::AcquireReply& reply) {
     if (id != 0) abort.mutable_abort()->add_reservation_ids(id);
   }
   if (abort.has_abort()) Send(std::move(abort));
-  if (reply.lease_id() == 0) return;
-  node::v1::SessionRequest release;
-  release.mutable_release()->set_lease_id(reply.lease_id());
-  Send(std::move(release));
+  if (reply.lease_id() != 0) Release(reply.lease_id());
 }
 
 void SessionClient::Watch(uint64_t request_id) {
@@ -269,6 +312,7 @@ void SessionClient::Close() {
     closing_ = true;
     changed_.SignalAll();
     if (!started_) return;
+    if (!lost_) EnqueueReleases();
     taken = TakeWrite();
   }
   StartTaken(taken);
@@ -358,8 +402,9 @@ void SessionClient::Lose(const absl::Status& why) {
   }
   for (auto& [id, watched] : watched_) watched.changed.SignalAll();
   writes_.clear();
+  releases_.clear();
   changed_.SignalAll();
-  lost_changed_.SignalAll();
+  attended_.SignalAll();
   if (!started_) return;
   // Nothing is written any more: the hold for writes goes, and OnDone comes
   // as soon as the operations that are open have ended.

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
@@ -55,7 +56,9 @@ class SessionClient final
   const node::v1::Welcome& welcome() const { return welcome_; }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   absl::Status loss() const ABSL_LOCKS_EXCLUDED(mu_);
-  void WaitLost() ABSL_LOCKS_EXCLUDED(mu_);
+  // Until the session is lost. Meanwhile sends the releases that no Acquire
+  // took along: one thread must be here for as long as there are leases.
+  void Attend() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- messages -----------------------------------------------------------
 
@@ -68,6 +71,12 @@ class SessionClient final
       absl::Time deadline) ABSL_LOCKS_EXCLUDED(mu_);
   // Sends without waiting for anything; dropped when the session is lost.
   void Send(node::v1::SessionRequest request) ABSL_LOCKS_EXCLUDED(mu_);
+  // Sends an Acquire, and the releases that wait with it; else as Call.
+  absl::StatusOr<node::v1::SessionResponse> CallAcquire(
+      node::v1::SessionRequest request, absl::Time deadline)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends a lease: with the next Acquire, or within some milliseconds.
+  void Release(uint64_t lease_id) ABSL_LOCKS_EXCLUDED(mu_);
   // Gives back what a reply grants.
   void GiveBack(const node::v1::AcquireReply& reply) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -118,6 +127,7 @@ class SessionClient final
   void FinishCall(uint64_t request_id,
                   absl::StatusOr<node::v1::SessionResponse> result)
       ABSL_LOCKS_EXCLUDED(mu_);
+  void EnqueueReleases() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Enqueue(node::v1::SessionRequest request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes what is to be written next, if anything: the caller lets go of the
@@ -143,8 +153,8 @@ class SessionClient final
   node::v1::SessionRequest write_;
 
   mutable Mutex mu_;
-  CondVar changed_;       // welcomed, lost, done, users
-  CondVar lost_changed_;  // apart: a thread waits for it all the time
+  CondVar changed_;   // welcomed, lost, done, users
+  CondVar attended_;  // lost, and a release where none came for long
   std::optional<node::v1::Welcome> greeting_ ABSL_GUARDED_BY(mu_);
   absl::Status loss_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
@@ -154,6 +164,9 @@ class SessionClient final
   bool half_closed_ ABSL_GUARDED_BY(mu_) = false;
   int num_users_ ABSL_GUARDED_BY(mu_) = 0;
   std::deque<node::v1::SessionRequest> writes_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> releases_ ABSL_GUARDED_BY(mu_);
+  absl::Time last_release_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  bool attending_asleep_ ABSL_GUARDED_BY(mu_) = false;
   // On the stacks of their callers.
   absl::flat_hash_map<uint64_t, PendingCall*> calls_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, Watched> watched_ ABSL_GUARDED_BY(mu_);

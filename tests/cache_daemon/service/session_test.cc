@@ -122,6 +122,25 @@ TEST_F(SessionTest, ReservedThenCommittedThenHit) {
   EXPECT_EQ(used, 4 * TestLayout().page_bytes());
 }
 
+TEST_F(SessionTest, AnAcquireEndsLeasesFirst) {
+  StartDaemon();
+  auto session = Open("w");
+  const auto reserved = session->Ask(AcquireOf(1, 1, 16, true)).acquire();
+  session->Ask(CommitOf(2, reserved, 16));
+  auto again = AcquireOf(3, 1, 16, false);
+  again.mutable_acquire()->add_released_leases(reserved.lease_id());
+  const auto held = session->Ask(again).acquire();
+  EXPECT_NE(held.lease_id(), reserved.lease_id());
+  EXPECT_EQ(server_->cache().Stats().num_leases, 1u);
+
+  // One that is not there is told by itself; the Acquire is answered.
+  again.mutable_acquire()->set_request_id(4);
+  const auto failed = session->Ask(again).request_failed();
+  EXPECT_EQ(failed.request_id(), 0u);
+  EXPECT_EQ(failed.code(), static_cast<int>(absl::StatusCode::kNotFound));
+  EXPECT_EQ(session->Read().acquire().request_id(), 4u);
+}
+
 TEST_F(SessionTest, BadRequestsAreToldWithNumbersAndTheSessionGoesOn) {
   StartDaemon();
   auto session = Open("w");

@@ -23,7 +23,9 @@
 namespace promptcache::worker {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 constexpr KvLayout kLayout{.num_layers = 4, .num_kv_heads = 1, .head_dim = 16};
@@ -189,6 +191,50 @@ TEST_F(FakeDaemonTest, AnAnswerAfterTheTimeoutIsGivenBack) {
   daemon_.Say(OnePage(request_id, node::v1::OUTCOME_RESERVED));
   ExpectGivenBack();
   EXPECT_TRUE(client_->attached());
+}
+
+TEST_F(FakeDaemonTest, AReleaseGoesWithTheNextAcquire) {
+  daemon_.welcome().set_acquire_releases(true);
+  Connect(absl::Milliseconds(50));
+  // Whether one follows in time is the scheduler's choice: most do.
+  int together = 0;
+  for (int i = 0; i < 100 && together == 0; ++i) {
+    PC_ASSERT_OK(AcquireAnswered([](node::v1::AcquireReply*) {}));
+    EXPECT_FALSE(Acquire().ok());  // not answered
+    node::v1::SessionRequest request = daemon_.Next();
+    if (request.has_release()) {
+      EXPECT_EQ(request.release().lease_id(), 77u);
+      request = daemon_.Next();
+      EXPECT_THAT(request.acquire().released_leases(), IsEmpty());
+    } else {
+      EXPECT_THAT(request.acquire().released_leases(), ElementsAre(77u));
+      ++together;
+    }
+  }
+  EXPECT_EQ(together, 1);
+}
+
+TEST_F(FakeDaemonTest, AReleaseThatNoAcquireFollowsIsSentAlone) {
+  daemon_.welcome().set_acquire_releases(true);
+  Connect();
+  for (int i = 0; i < 3; ++i) {
+    PC_ASSERT_OK(AcquireAnswered([](node::v1::AcquireReply*) {}));
+    EXPECT_EQ(daemon_.Next().release().lease_id(), 77u);
+    absl::SleepFor(absl::Milliseconds(i * 150));  // it goes to sleep meanwhile
+  }
+}
+
+TEST_F(FakeDaemonTest, ADaemonThatReadsNoReleasesInAcquiresGetsThemAlone) {
+  Connect(absl::Milliseconds(50));
+  PC_ASSERT_OK(AcquireAnswered([](node::v1::AcquireReply*) {}));
+  EXPECT_FALSE(Acquire().ok());
+  bool released = false;
+  for (int i = 0; i < 2; ++i) {  // in either order
+    const node::v1::SessionRequest request = daemon_.Next();
+    released = released || request.release().lease_id() == 77u;
+    EXPECT_THAT(request.acquire().released_leases(), IsEmpty());
+  }
+  EXPECT_TRUE(released);
 }
 
 TEST_F(FakeDaemonTest, AReservationForALeaseThatIsGoneIsGivenBack) {
