@@ -11,11 +11,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -28,9 +26,10 @@
 #include "common/digest.h"
 #include "common/page_sum.h"
 #include "common/status_macros.h"
-#include "glog/logging.h"
 #include "inference_worker/cache/cache_client.h"
+#include "tools/bench/bench_main.h"
 #include "tools/bench/conditions.h"
+#include "tools/cli/files.h"
 
 namespace promptcache {
 namespace {
@@ -182,8 +181,10 @@ absl::StatusOr<std::vector<double>> AskFromAll(const Options& options,
   return microseconds;
 }
 
-absl::StatusOr<Result> Measure(const Options& options, const std::string& dir,
-                               uint32_t num_modules) {
+absl::StatusOr<Result> Measure(const Options& options, uint32_t num_modules) {
+  PC_ASSIGN_OR_RETURN(const cli::PrivateDir private_dir,
+                      cli::PrivateDir::Create());
+  const std::string& dir = private_dir.path();
   const uint64_t tier_bytes =
       (uint64_t{num_modules} + kFillBatch) * kLayout.page_bytes() + (1 << 20);
   PC_ASSIGN_OR_RETURN(
@@ -215,8 +216,7 @@ absl::StatusOr<Result> Measure(const Options& options, const std::string& dir,
 void Print(const Options& options, const bench::Conditions& conditions,
            const std::vector<Result>& results) {
   if (options.json) {
-    nlohmann::json json = {{"conditions", bench::ToJson(conditions)},
-                           {"workers", options.workers},
+    nlohmann::json json = {{"workers", options.workers},
                            {"modules", options.modules},
                            {"rate_per_worker", options.rate}};
     for (const Result& r : results) {
@@ -225,7 +225,7 @@ void Print(const Options& options, const bench::Conditions& conditions,
                                  {"p50_us", r.p50_us},
                                  {"p99_us", r.p99_us}});
     }
-    std::cout << json.dump(2) << "\n";
+    bench::PrintJson(conditions, std::move(json));
     return;
   }
   std::printf(
@@ -241,29 +241,15 @@ void Print(const Options& options, const bench::Conditions& conditions,
   }
 }
 
-absl::StatusOr<std::vector<Result>> MeasureAll(const Options& options) {
-  std::vector<Result> results;
-  for (const uint32_t num_modules : options.metadata) {
-    std::string dir =
-        (std::filesystem::temp_directory_path() / "bench_acquire.XXXXXX")
-            .string();
-    if (::mkdtemp(dir.data()) == nullptr) {
-      return absl::ErrnoToStatus(errno, "mkdtemp " + dir);
-    }
-    const auto result = Measure(options, dir, num_modules);
-    std::filesystem::remove_all(dir);
-    PC_RETURN_IF_ERROR(result.status());
-    results.push_back(*result);
-  }
-  return results;
-}
-
 absl::Status Run(const Options& options) {
   if (!options.socket.empty()) return Ask(options, options.metadata.front());
   const bench::Conditions conditions = bench::ReadConditions(
       "p99 of 64 modules, 4 workers <= 1,000 us; p50 with 1,000,000 known <= "
       "1.5 times that with 1,000");
-  PC_ASSIGN_OR_RETURN(const std::vector<Result> results, MeasureAll(options));
+  std::vector<Result> results;
+  for (const uint32_t num_modules : options.metadata) {
+    PC_ASSIGN_OR_RETURN(results.emplace_back(), Measure(options, num_modules));
+  }
   Print(options, conditions, results);
   return absl::OkStatus();
 }
@@ -272,9 +258,6 @@ absl::Status Run(const Options& options) {
 }  // namespace promptcache
 
 int main(int argc, char** argv) {
-  FLAGS_logtostderr = true;
-  FLAGS_minloglevel = google::GLOG_WARNING;
-  google::InitGoogleLogging(argv[0]);
   promptcache::Options options;
   options.daemon =
       (std::filesystem::read_symlink("/proc/self/exe").parent_path() /
@@ -295,8 +278,6 @@ int main(int argc, char** argv) {
   app.add_flag("--json", options.json);
   app.add_option("--socket", options.socket)->group("");
   app.add_option("--output", options.output)->group("");
-  CLI11_PARSE(app, argc, argv);
-  const absl::Status status = promptcache::Run(options);
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return promptcache::bench::BenchMain(
+      argc, argv, app, [&] { return promptcache::Run(options); });
 }

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <iterator>
 #include <utility>
 
@@ -82,6 +83,11 @@ nlohmann::json ToJson(const Conditions& conditions) {
           {"load", conditions.load},
           {"command", conditions.command},
           {"held_against", conditions.held_against}};
+}
+
+void PrintJson(const Conditions& conditions, nlohmann::json result) {
+  result["conditions"] = ToJson(conditions);
+  std::cout << result.dump(2) << "\n";
 }
 
 }  // namespace promptcache::bench

@@ -23,4 +23,7 @@ Conditions ReadConditions(std::string held_against);
 std::string ToText(const Conditions& conditions);
 nlohmann::json ToJson(const Conditions& conditions);
 
+// The object `result`, and the conditions in it, on standard output.
+void PrintJson(const Conditions& conditions, nlohmann::json result);
+
 }  // namespace promptcache::bench

@@ -10,21 +10,21 @@
 
 #include <malloc.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "common/status_macros.h"
 #include "inference_worker/engine/cpu_backend.h"
 #include "inference_worker/engine/private_span.h"
 #include "inference_worker/engine/sampler.h"
+#include "tools/bench/bench_main.h"
 #include "tools/bench/conditions.h"
 
 namespace promptcache::worker {
@@ -200,8 +200,7 @@ void Print(const Options& options, const bench::Conditions& conditions,
            const Backend& backend, double load_s,
            const std::vector<Measurement>& all) {
   if (options.json) {
-    nlohmann::json json = {{"conditions", bench::ToJson(conditions)},
-                           {"model", options.model},
+    nlohmann::json json = {{"model", options.model},
                            {"numerics", backend.numerics()},
                            {"threads", backend.num_threads()},
                            {"load_s", load_s}};
@@ -213,7 +212,7 @@ void Print(const Options& options, const bench::Conditions& conditions,
                                  {"min_tokens_per_s", m.tokens_per_s.front()},
                                  {"max_tokens_per_s", m.tokens_per_s.back()}});
     }
-    std::cout << json.dump(2) << "\n";
+    bench::PrintJson(conditions, std::move(json));
     return;
   }
   std::printf("%s%s\n%s, %u threads, loaded in %.2f s\n",
@@ -311,8 +310,6 @@ int main(int argc, char** argv) {
   app.add_option("--repeat", options.repeat, "timed runs of each")
       ->check(CLI::PositiveNumber);
   app.add_flag("--json", options.json);
-  CLI11_PARSE(app, argc, argv);
-  const absl::Status status = promptcache::worker::Run(options);
-  if (!status.ok()) std::cerr << status << "\n";
-  return status.ok() ? 0 : 1;
+  return promptcache::bench::BenchMain(
+      argc, argv, app, [&] { return promptcache::worker::Run(options); });
 }

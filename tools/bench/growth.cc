@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -24,7 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
-#include "glog/logging.h"
+#include "tools/bench/bench_main.h"
 #include "tools/bench/conditions.h"
 #include "tools/cli/client.h"
 #include "tools/cli/files.h"
@@ -197,8 +196,7 @@ void Print(const Options& options, const Conditions& conditions,
          return static_cast<double>(s.used_bytes) / (1 << 20);
        }},
       {"ttft_ms", [](const Sample& s) { return s.ttft_ms; }}};
-  nlohmann::json json = {{"conditions", ToJson(conditions)},
-                         {"requests", options.requests},
+  nlohmann::json json = {{"requests", options.requests},
                          {"evictions", samples.back().evictions}};
   if (!options.json) {
     std::printf("%s%u requests, %llu evictions\n%-20s %12s %12s %12s %22s\n",
@@ -219,7 +217,7 @@ void Print(const Options& options, const Conditions& conditions,
                   line.get(samples.back()), growth);
     }
   }
-  if (options.json) std::cout << json.dump(2) << "\n";
+  if (options.json) PrintJson(conditions, std::move(json));
 }
 
 absl::Status Run(const Options& options) {
@@ -237,9 +235,6 @@ absl::Status Run(const Options& options) {
 }  // namespace promptcache::bench
 
 int main(int argc, char** argv) {
-  FLAGS_logtostderr = true;
-  FLAGS_minloglevel = google::GLOG_WARNING;
-  google::InitGoogleLogging(argv[0]);
   promptcache::bench::Options options;
   CLI::App app("What a long life adds to daemon and worker");
   app.add_option("--model", options.model,
@@ -248,9 +243,6 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(4, 100000000));
   app.add_option("--samples", options.samples)->check(CLI::Range(4, 1000));
   app.add_flag("--json", options.json);
-  CLI11_PARSE(app, argc, argv);
-  if (options.samples > options.requests) options.samples = options.requests;
-  const absl::Status status = promptcache::bench::Run(options);
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return promptcache::bench::BenchMain(
+      argc, argv, app, [&] { return promptcache::bench::Run(options); });
 }

@@ -17,7 +17,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -27,8 +26,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
-#include "glog/logging.h"
 #include "inference_worker/cpu/kernels.h"
+#include "tools/bench/bench_main.h"
 #include "tools/bench/conditions.h"
 #include "tools/bench/paired.h"
 #include "tools/cli/client.h"
@@ -288,7 +287,7 @@ absl::Status MeasureMiss(const Options& options, std::vector<Measured>* all) {
 
 void Print(const Options& options, const Conditions& conditions,
            const std::vector<Measured>& all) {
-  nlohmann::json json = {{"conditions", ToJson(conditions)}};
+  nlohmann::json json;
   if (!options.json) std::printf("%s", ToText(conditions).c_str());
   for (const Measured& m : all) {
     const double percent = 100 * (m.ratio.median - 1);
@@ -308,7 +307,7 @@ void Print(const Options& options, const Conditions& conditions,
           m.name.c_str(), percent, low, high, m.ratio.num_pairs, m.base_ms);
     }
   }
-  if (options.json) std::cout << json.dump(2) << "\n";
+  if (options.json) PrintJson(conditions, std::move(json));
 }
 
 absl::Status Run(const Options& options) {
@@ -329,9 +328,6 @@ absl::Status Run(const Options& options) {
 }  // namespace promptcache::bench
 
 int main(int argc, char** argv) {
-  FLAGS_logtostderr = true;
-  FLAGS_minloglevel = google::GLOG_WARNING;
-  google::InitGoogleLogging(argv[0]);
   promptcache::bench::Options options;
   CLI::App app("What relocation and misses cost");
   app.add_option("--model", options.model,
@@ -343,8 +339,6 @@ int main(int argc, char** argv) {
   app.add_option("--only", options.only)
       ->check(CLI::IsMember({"relocation", "miss"}));
   app.add_flag("--json", options.json);
-  CLI11_PARSE(app, argc, argv);
-  const absl::Status status = promptcache::bench::Run(options);
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return promptcache::bench::BenchMain(
+      argc, argv, app, [&] { return promptcache::bench::Run(options); });
 }

@@ -17,7 +17,6 @@
 #include <atomic>
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -31,7 +30,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
-#include "glog/logging.h"
+#include "tools/bench/bench_main.h"
 #include "tools/bench/bench_text.h"
 #include "tools/bench/conditions.h"
 #include "tools/bench/hdr_histogram.h"
@@ -246,8 +245,7 @@ void Print(const Options& options, const Conditions& conditions,
            const Result& r, double seconds, double peak_mib) {
   const double tokens_per_s = static_cast<double>(r.tokens) / seconds;
   if (options.json) {
-    const nlohmann::json json = {
-        {"conditions", ToJson(conditions)},
+    nlohmann::json json = {
         {"loop", options.closed > 0 ? "closed" : "open"},
         {"rate", options.rate},
         {"callers", options.closed},
@@ -265,7 +263,7 @@ void Print(const Options& options, const Conditions& conditions,
         {"ttft", ToJson(r.ttft)},
         {"between_tokens", ToJson(r.between_tokens)},
         {"total", ToJson(r.total)}};
-    std::cout << json.dump(2) << "\n";
+    PrintJson(conditions, std::move(json));
     return;
   }
   std::printf(
@@ -372,9 +370,6 @@ absl::Status Run(const Options& options) {
 }  // namespace promptcache::bench
 
 int main(int argc, char** argv) {
-  FLAGS_logtostderr = true;
-  FLAGS_minloglevel = google::GLOG_WARNING;
-  google::InitGoogleLogging(argv[0]);
   promptcache::bench::Options options;
   CLI::App app("A load of requests that share one module");
   app.add_option("--model", options.model,
@@ -400,9 +395,8 @@ int main(int argc, char** argv) {
                  "passed on to the worker; repeatable");
   app.add_option("--prompts", options.prompts, "file that gets the texts");
   app.add_flag("--json", options.json);
-  CLI11_PARSE(app, argc, argv);
-  if (options.rate == 0 && options.closed == 0) options.closed = 16;
-  const absl::Status status = promptcache::bench::Run(options);
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return promptcache::bench::BenchMain(argc, argv, app, [&] {
+    if (options.rate == 0 && options.closed == 0) options.closed = 16;
+    return promptcache::bench::Run(options);
+  });
 }

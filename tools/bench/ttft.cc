@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -28,11 +27,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
-#include "glog/logging.h"
 #include "inference_worker/cpu/kernels.h"
 #include "inference_worker/engine/cpu_backend.h"
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/private_span.h"
+#include "tools/bench/bench_main.h"
 #include "tools/bench/bench_text.h"
 #include "tools/bench/conditions.h"
 #include "tools/cli/client.h"
@@ -257,8 +256,7 @@ absl::StatusOr<Line> Measure(const Options& options, uint32_t cached,
 void Print(const Options& options, const Conditions& conditions,
            const worker::Backend& backend, const std::vector<Line>& lines) {
   if (options.json) {
-    nlohmann::json json = {{"conditions", ToJson(conditions)},
-                           {"numerics", backend.numerics()},
+    nlohmann::json json = {{"numerics", backend.numerics()},
                            {"threads", backend.num_threads()},
                            {"repeat", options.repeat}};
     for (const Line& line : lines) {
@@ -278,7 +276,7 @@ void Print(const Options& options, const Conditions& conditions,
            {"attention_ms", Median(line.attention_ms)},
            {"over_floor", Median(line.cached_ms) / line.Sum()}});
     }
-    std::cout << json.dump(2) << "\n";
+    PrintJson(conditions, std::move(json));
     return;
   }
   std::printf("%s%s, %u threads; medians of %u, full of %u\n",
@@ -329,9 +327,6 @@ int main(int argc, char** argv) {
   // As the worker does: large blocks are kept, not faulted in anew.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  FLAGS_logtostderr = true;
-  FLAGS_minloglevel = google::GLOG_WARNING;
-  google::InitGoogleLogging(argv[0]);
   promptcache::bench::Options options;
   CLI::App app("The first token of a cached prompt, and what it could be");
   app.add_option("--model", options.model,
@@ -342,8 +337,6 @@ int main(int argc, char** argv) {
   app.add_option("--full-repeat", options.full_repeat)
       ->check(CLI::PositiveNumber);
   app.add_flag("--json", options.json);
-  CLI11_PARSE(app, argc, argv);
-  const absl::Status status = promptcache::bench::Run(options);
-  if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return promptcache::bench::BenchMain(
+      argc, argv, app, [&] { return promptcache::bench::Run(options); });
 }
