@@ -40,4 +40,13 @@ absl::StatusOr<std::string> BenchText::Of(uint32_t num_tokens) {
       absl::StrCat("no text of ", num_tokens, " tokens: ", tokens));
 }
 
+absl::StatusOr<std::vector<std::string>> BenchText::Several(
+    size_t count, uint32_t num_tokens) {
+  std::vector<std::string> texts;
+  while (texts.size() < count) {
+    PC_ASSIGN_OR_RETURN(texts.emplace_back(), Of(num_tokens));
+  }
+  return texts;
+}
+
 }  // namespace promptcache::bench

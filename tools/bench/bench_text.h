@@ -4,6 +4,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/tokenizer.h"
@@ -20,6 +21,9 @@ class BenchText {
 
   // Of `num_tokens` tokens, or InternalError where no words come out at that.
   absl::StatusOr<std::string> Of(uint32_t num_tokens);
+  // `count` such, each another.
+  absl::StatusOr<std::vector<std::string>> Several(size_t count,
+                                                   uint32_t num_tokens);
 
  private:
   std::unique_ptr<worker::ModelFile> file_;

@@ -15,19 +15,15 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "tools/bench/bench_main.h"
+#include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
-#include "tools/cli/client.h"
-#include "tools/cli/files.h"
-#include "tools/cli/local_node.h"
 
 namespace promptcache::bench {
 namespace {
@@ -73,22 +69,7 @@ ProcessSample Look(pid_t pid) {
 
 class Growth {
  public:
-  absl::Status Start(const Options& options, const std::string& dir) {
-    cli::Interrupt interrupt;
-    PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
-    PC_ASSIGN_OR_RETURN(
-        node_, cli::LocalNode::Start({.dir = dir,
-                                      .model = model,
-                                      .daemon_args = {"--device_bytes=16MiB"}},
-                                     &interrupt, [](const std::string&) {}));
-    PC_ASSIGN_OR_RETURN(
-        worker_,
-        cli::WorkerClient::Connect(node_->worker_address(), absl::Seconds(10)));
-    PC_ASSIGN_OR_RETURN(
-        daemon_,
-        cli::DaemonClient::Connect(node_->daemon_address(), absl::Seconds(10)));
-    return absl::OkStatus();
-  }
+  explicit Growth(BenchNode& node) : node_(node) {}
 
   absl::StatusOr<std::vector<Sample>> Run(const Options& options) {
     std::vector<Sample> samples;
@@ -103,43 +84,28 @@ class Growth {
 
  private:
   static constexpr uint32_t kNames = 8;
-
-  std::string Text(const char* what, uint32_t words) {
-    std::string text = what;
-    for (uint32_t i = 0; i < words; ++i) absl::StrAppend(&text, " ", random_());
-    return text;
-  }
+  static constexpr uint32_t kModuleTokens = 96;
 
   absl::Status Answer(uint32_t index) {
     const std::string name = absl::StrCat("growth", index % kNames);
-    v1::CreateSchemaRequest schema;
-    schema.set_text(absl::StrCat("<schema name=\"", name,
-                                 "\"><module name=\"a\">", Text("Numbers:", 8),
-                                 "</module><module name=\"b\">",
-                                 Text("More:", 8), "</module></schema>"));
-    PC_RETURN_IF_ERROR(worker_->CreateSchema(schema).status());
-    v1::GenerateRequest request;
-    request.mutable_prompt()->set_pml(absl::StrCat(
-        "<prompt schema=\"", name, "\"><a/><b/> What next?</prompt>"));
-    request.set_max_tokens(2);
-    PC_RETURN_IF_ERROR(
-        worker_->Generate(request, [&](const v1::GenerateResponse& event) {
-          if (event.has_completed()) {
-            ttfts_.push_back(event.completed().timings().ttft_ms());
-          }
-          return true;
-        }));
+    PC_ASSIGN_OR_RETURN(const std::vector<std::string> modules,
+                        node_.text().Several(2, kModuleTokens));
+    PC_RETURN_IF_ERROR(node_.PutSchema(name, modules));
+    PC_ASSIGN_OR_RETURN(const FirstToken first,
+                        node_.TimeFirstToken(PromptOver(name, 2, " What next?",
+                                                        /*max_tokens=*/2)));
+    ttfts_.push_back(first.completed.timings().ttft_ms());
     if (index % (4 * kNames) != 0) return absl::OkStatus();
     v1::DeleteSchemaRequest gone;
     gone.set_name(name);
-    return worker_->DeleteSchema(gone);
+    return node_.worker().DeleteSchema(gone);
   }
 
   absl::StatusOr<Sample> Take(uint32_t requests) {
-    PC_ASSIGN_OR_RETURN(const v1::CacheStats stats, daemon_->GetStats());
+    PC_ASSIGN_OR_RETURN(const v1::CacheStats stats, node_.daemon().GetStats());
     Sample sample = {.requests = static_cast<double>(requests),
-                     .daemon = Look(node_->daemon_pid()),
-                     .worker = Look(node_->worker_pid())};
+                     .daemon = Look(node_.servers().daemon_pid()),
+                     .worker = Look(node_.servers().worker_pid())};
     for (const auto& tier : stats.tiers()) {
       sample.used_bytes += tier.used_bytes();
       for (const auto& evictions : tier.evictions()) {
@@ -153,10 +119,7 @@ class Growth {
     return sample;
   }
 
-  std::mt19937 random_{1};
-  std::unique_ptr<cli::LocalNode> node_;
-  std::unique_ptr<cli::WorkerClient> worker_;
-  std::unique_ptr<cli::DaemonClient> daemon_;
+  BenchNode& node_;
   std::vector<double> ttfts_;
 };
 
@@ -221,12 +184,14 @@ void Print(const Options& options, const Conditions& conditions,
 }
 
 absl::Status Run(const Options& options) {
-  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
   const Conditions conditions = ReadConditions(
       "descriptors and threads as at first; memory that stops growing");
-  Growth growth;
-  PC_RETURN_IF_ERROR(growth.Start(options, dir.path()));
-  PC_ASSIGN_OR_RETURN(const std::vector<Sample> samples, growth.Run(options));
+  PC_ASSIGN_OR_RETURN(
+      const auto node,
+      BenchNode::Start(
+          {.model = options.model, .daemon_args = {"--device_bytes=16MiB"}}));
+  PC_ASSIGN_OR_RETURN(const std::vector<Sample> samples,
+                      Growth(*node).Run(options));
   Print(options, conditions, samples);
   return absl::OkStatus();
 }

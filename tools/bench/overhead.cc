@@ -16,7 +16,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -24,15 +23,12 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "inference_worker/cpu/kernels.h"
 #include "tools/bench/bench_main.h"
+#include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
 #include "tools/bench/paired.h"
-#include "tools/cli/client.h"
-#include "tools/cli/files.h"
-#include "tools/cli/local_node.h"
 
 namespace promptcache::bench {
 namespace {
@@ -186,61 +182,29 @@ absl::Status MeasureRelocation(const Options& options,
 
 // --- miss --------------------------------------------------------------------
 
-// Random words: 8 modules of about tokens / 8 tokens.
-std::string Schema(uint32_t tokens) {
-  constexpr const char* kWords[] = {
-      "time", "year",  "people", "way",   "day",    "man",   "thing", "woman",
-      "life", "child", "work",   "world", "school", "state", "family"};
-  std::mt19937 random(1);
-  std::string text = "<schema name=\"overhead\">";
-  for (int m = 0; m < 8; ++m) {
-    absl::StrAppend(&text, "<module name=\"m", m, "\">");
-    for (uint32_t i = 0; i < std::max(1u, tokens / 8); ++i) {
-      absl::StrAppend(&text, i == 0 ? "" : " ",
-                      kWords[random() % std::size(kWords)]);
-    }
-    absl::StrAppend(&text, "</module>");
-  }
-  return text + "</schema>";
-}
-
-std::string Prompt() {
-  std::string text = "<prompt schema=\"overhead\">";
-  for (int m = 0; m < 8; ++m) absl::StrAppend(&text, "<m", m, "/>");
-  return text + " What next?</prompt>";
-}
-
-// The servers and one prompt over a schema of 8 modules.
+// One prompt over a schema of 8 modules.
 class Miss {
  public:
-  static absl::StatusOr<std::unique_ptr<Miss>> Start(const Options& options,
-                                                     const std::string& dir) {
-    auto miss = std::make_unique<Miss>();
-    cli::Interrupt interrupt;
-    PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
+  static constexpr uint32_t kModules = 8;
+
+  static absl::StatusOr<std::unique_ptr<Miss>> Start(const Options& options) {
     PC_ASSIGN_OR_RETURN(
-        miss->node_,
-        cli::LocalNode::Start({.dir = dir,
-                               .model = model,
-                               .daemon_args = {"--device_bytes=512MiB"}},
-                              &interrupt, [](const std::string&) {}));
-    PC_ASSIGN_OR_RETURN(
-        miss->worker_, cli::WorkerClient::Connect(miss->node_->worker_address(),
-                                                  absl::Seconds(10)));
-    PC_ASSIGN_OR_RETURN(
-        miss->daemon_, cli::DaemonClient::Connect(miss->node_->daemon_address(),
-                                                  absl::Seconds(10)));
-    v1::CreateSchemaRequest request;
-    request.set_text(Schema(options.tokens));
-    PC_RETURN_IF_ERROR(miss->worker_->CreateSchema(request).status());
-    return miss;
+        auto node,
+        BenchNode::Start({.model = options.model,
+                          .daemon_args = {"--device_bytes=512MiB"}}));
+    PC_ASSIGN_OR_RETURN(const std::vector<std::string> modules,
+                        node->text().Several(
+                            kModules, std::max(4u, options.tokens / kModules)));
+    PC_RETURN_IF_ERROR(node->PutSchema("overhead", modules));
+    return std::make_unique<Miss>(std::move(node));
   }
+  explicit Miss(std::unique_ptr<BenchNode> node) : node_(std::move(node)) {}
 
   // To the first token, of a prompt whose modules are all missing.
   absl::StatusOr<double> Created() {
     v1::EvictModulesRequest all;
     all.mutable_filter()->set_schema("overhead");
-    PC_RETURN_IF_ERROR(daemon_->EvictModules(all).status());
+    PC_RETURN_IF_ERROR(node_->daemon().EvictModules(all).status());
     return FirstTokenMs(v1::CACHE_MODE_READ_WRITE);
   }
   absl::StatusOr<double> Bypassed() {
@@ -249,34 +213,21 @@ class Miss {
 
  private:
   absl::StatusOr<double> FirstTokenMs(v1::CacheMode mode) {
-    v1::GenerateRequest request;
-    request.mutable_prompt()->set_pml(Prompt());
+    v1::GenerateRequest request =
+        PromptOver("overhead", kModules, " What next?", /*max_tokens=*/1);
     request.set_cache_mode(mode);
-    request.set_max_tokens(1);
-    const absl::Time start = absl::Now();
-    absl::Time first = absl::InfiniteFuture();
-    v1::Usage usage;
-    PC_RETURN_IF_ERROR(
-        worker_->Generate(request, [&](const v1::GenerateResponse& event) {
-          if (event.has_delta()) first = std::min(first, absl::Now());
-          if (event.has_completed()) usage = event.completed().usage();
-          return true;
-        }));
-    if (mode == v1::CACHE_MODE_READ_WRITE && usage.cached_tokens() != 0) {
-      return absl::InternalError(
-          absl::StrCat(usage.cached_tokens(), " tokens were cached already"));
-    }
-    return absl::ToDoubleMilliseconds(first - start);
+    PC_ASSIGN_OR_RETURN(const FirstToken first, node_->TimeFirstToken(request));
+    if (first.completed.usage().cached_tokens() == 0) return first.ms;
+    return absl::InternalError(
+        absl::StrCat(first.completed.usage().cached_tokens(),
+                     " tokens were cached already"));
   }
 
-  std::unique_ptr<cli::LocalNode> node_;
-  std::unique_ptr<cli::WorkerClient> worker_;
-  std::unique_ptr<cli::DaemonClient> daemon_;
+  std::unique_ptr<BenchNode> node_;
 };
 
 absl::Status MeasureMiss(const Options& options, std::vector<Measured>* all) {
-  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
-  PC_ASSIGN_OR_RETURN(const auto miss, Miss::Start(options, dir.path()));
+  PC_ASSIGN_OR_RETURN(const auto miss, Miss::Start(options));
   PC_ASSIGN_OR_RETURN(
       all->emplace_back(),
       InTurn(

@@ -31,12 +31,9 @@
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "tools/bench/bench_main.h"
-#include "tools/bench/bench_text.h"
+#include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
 #include "tools/bench/hdr_histogram.h"
-#include "tools/cli/client.h"
-#include "tools/cli/files.h"
-#include "tools/cli/local_node.h"
 
 namespace promptcache::bench {
 namespace {
@@ -303,62 +300,37 @@ struct Prompts {
 absl::StatusOr<Prompts> MakePrompts(const Options& options, BenchText* text) {
   Prompts prompts;
   PC_ASSIGN_OR_RETURN(prompts.module, text->Of(options.module_tokens));
-  for (uint32_t i = 0; i < options.requests + 1; ++i) {
-    PC_ASSIGN_OR_RETURN(prompts.fresh.emplace_back(),
-                        text->Of(options.fresh_tokens));
-  }
+  PC_ASSIGN_OR_RETURN(
+      prompts.fresh, text->Several(options.requests + 1, options.fresh_tokens));
   return prompts;
-}
-
-std::vector<v1::GenerateRequest> MakeRequests(const Options& options,
-                                              const Prompts& prompts) {
-  std::vector<v1::GenerateRequest> requests;
-  for (const std::string& fresh : prompts.fresh) {
-    v1::GenerateRequest request;
-    request.mutable_prompt()->set_pml(
-        absl::StrCat("<prompt schema=\"serve\"><m/>", fresh, "</prompt>"));
-    request.set_max_tokens(options.max_tokens);
-    request.set_ignore_eos(true);
-    requests.push_back(std::move(request));
-  }
-  return requests;
 }
 
 absl::Status Run(const Options& options) {
   const Conditions conditions = ReadConditions(
       "llama-server in the same load (tools/bench/peers --only batch)");
-  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
-  PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
-  PC_ASSIGN_OR_RETURN(BenchText text, BenchText::Open(model));
   std::vector<std::string> daemon_args = {"--device_bytes=512MiB"};
   daemon_args.insert(daemon_args.end(), options.daemon_args.begin(),
                      options.daemon_args.end());
-  cli::Interrupt interrupt;
-  PC_ASSIGN_OR_RETURN(
-      const auto node,
-      cli::LocalNode::Start({.dir = dir.path(),
-                             .model = model,
-                             .daemon_args = daemon_args,
-                             .worker_args = options.worker_args},
-                            &interrupt, [](const std::string&) {}));
-  PC_ASSIGN_OR_RETURN(
-      const auto worker,
-      cli::WorkerClient::Connect(node->worker_address(), absl::Seconds(20)));
-  PC_ASSIGN_OR_RETURN(const Prompts prompts, MakePrompts(options, &text));
+  PC_ASSIGN_OR_RETURN(const auto node,
+                      BenchNode::Start({.model = options.model,
+                                        .daemon_args = daemon_args,
+                                        .worker_args = options.worker_args}));
+  PC_ASSIGN_OR_RETURN(const Prompts prompts,
+                      MakePrompts(options, &node->text()));
   if (!options.prompts.empty()) {
     std::ofstream(options.prompts) << nlohmann::json(
         {{"module", prompts.module}, {"fresh", prompts.fresh}});
   }
-  v1::CreateSchemaRequest schema;
-  schema.set_text(absl::StrCat("<schema name=\"serve\"><module name=\"m\">",
-                               prompts.module, "</module></schema>"));
-  PC_RETURN_IF_ERROR(worker->CreateSchema(schema).status());
-  std::vector<v1::GenerateRequest> requests = MakeRequests(options, prompts);
-  PC_RETURN_IF_ERROR(worker->Generate(
-      requests.back(), [](const v1::GenerateResponse&) { return true; }));
+  PC_RETURN_IF_ERROR(node->PutSchema("serve", {&prompts.module, 1}));
+  std::vector<v1::GenerateRequest> requests;
+  for (const std::string& fresh : prompts.fresh) {
+    requests.push_back(PromptOver("serve", 1, fresh, options.max_tokens));
+  }
+  PC_RETURN_IF_ERROR(node->TimeFirstToken(requests.back()).status());
   requests.pop_back();
-  Load load(options, std::move(requests), node->worker_address());
-  PeakMemory peak({node->worker_pid(), node->daemon_pid()});
+  const cli::LocalNode& servers = node->servers();
+  Load load(options, std::move(requests), servers.worker_address());
+  PeakMemory peak({servers.worker_pid(), servers.daemon_pid()});
   PC_ASSIGN_OR_RETURN(const Result result, load.Run());
   Print(options, conditions, result, load.seconds(), peak.Stop());
   if (result.failed == 0 && result.answered > 0) return absl::OkStatus();

@@ -32,11 +32,8 @@
 #include "inference_worker/engine/families/positions.h"
 #include "inference_worker/engine/private_span.h"
 #include "tools/bench/bench_main.h"
-#include "tools/bench/bench_text.h"
+#include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
-#include "tools/cli/client.h"
-#include "tools/cli/files.h"
-#include "tools/cli/local_node.h"
 
 namespace promptcache::bench {
 namespace {
@@ -164,91 +161,50 @@ class InProcess {
   std::vector<float> logits_, queries_, out_;
 };
 
-class ThroughServer {
- public:
-  absl::Status Start(const std::string& dir, const std::string& model) {
-    cli::Interrupt interrupt;
-    PC_ASSIGN_OR_RETURN(
-        node_, cli::LocalNode::Start({.dir = dir,
-                                      .model = model,
-                                      .daemon_args = {"--device_bytes=1GiB"}},
-                                     &interrupt, [](const std::string&) {}));
-    PC_ASSIGN_OR_RETURN(
-        client_,
-        cli::WorkerClient::Connect(node_->worker_address(), absl::Seconds(20)));
-    return absl::OkStatus();
-  }
+std::string SchemaOf(uint32_t cached) { return absl::StrCat("ttft-", cached); }
 
-  // A module of so many tokens, in a schema of its own.
-  absl::Status Cache(uint32_t cached, BenchText* text) {
-    PC_ASSIGN_OR_RETURN(const std::string module, text->Of(cached));
-    v1::CreateSchemaRequest schema;
-    schema.set_text(absl::StrCat("<schema name=\"ttft-", cached,
-                                 "\"><module name=\"m\">", module,
-                                 "</module></schema>"));
-    PC_RETURN_IF_ERROR(client_->CreateSchema(schema).status());
-    v1::WarmModulesRequest warm;
-    warm.set_schema(absl::StrCat("ttft-", cached));
-    return client_->WarmModules(warm, [](const v1::WarmModulesResponse&) {});
-  }
+// A module of so many tokens, in a schema of its own.
+absl::Status Cache(uint32_t cached, BenchNode* node) {
+  PC_ASSIGN_OR_RETURN(const std::string module, node->text().Of(cached));
+  PC_RETURN_IF_ERROR(node->PutSchema(SchemaOf(cached), {&module, 1}));
+  v1::WarmModulesRequest warm;
+  warm.set_schema(SchemaOf(cached));
+  return node->worker().WarmModules(warm,
+                                    [](const v1::WarmModulesResponse&) {});
+}
 
-  // Milliseconds to the first token at the client.
-  absl::StatusOr<double> FirstToken(const std::string& fresh, bool full,
-                                    uint32_t cached, double* server_ms) {
-    v1::GenerateRequest request;
-    request.mutable_prompt()->set_pml(absl::StrCat(
-        "<prompt schema=\"ttft-", cached, "\"><m/>", fresh, "</prompt>"));
-    request.set_max_tokens(1);
-    request.set_ignore_eos(true);
-    if (full) request.set_attention(v1::ATTENTION_MODE_FULL);
-    double first_ms = 0;
-    v1::Usage usage;
-    const absl::Time start = absl::Now();
-    PC_RETURN_IF_ERROR(
-        client_->Generate(request, [&](const v1::GenerateResponse& event) {
-          if (event.has_delta()) {
-            first_ms = absl::ToDoubleMilliseconds(absl::Now() - start);
-          }
-          if (event.has_completed()) {
-            usage = event.completed().usage();
-            *server_ms = event.completed().timings().ttft_ms();
-          }
-          return true;
-        }));
-    if (!full && usage.cached_tokens() != cached) {
-      return absl::InternalError(absl::StrCat(
-          usage.cached_tokens(), " tokens were cached, not ", cached));
-    }
-    return first_ms;
-  }
-
- private:
-  std::unique_ptr<cli::LocalNode> node_;
-  std::unique_ptr<cli::WorkerClient> client_;
-};
+absl::StatusOr<FirstToken> FirstOf(uint32_t cached, uint32_t fresh, bool full,
+                                   BenchNode* node) {
+  PC_ASSIGN_OR_RETURN(const std::string words, node->text().Of(fresh));
+  v1::GenerateRequest request =
+      PromptOver(SchemaOf(cached), 1, words, /*max_tokens=*/1);
+  if (full) request.set_attention(v1::ATTENTION_MODE_FULL);
+  PC_ASSIGN_OR_RETURN(FirstToken first, node->TimeFirstToken(request));
+  const uint32_t read = first.completed.usage().cached_tokens();
+  if (full || read == cached) return first;
+  return absl::InternalError(
+      absl::StrCat(read, " tokens were cached, not ", cached));
+}
 
 absl::StatusOr<Line> Measure(const Options& options, uint32_t cached,
-                             uint32_t fresh, BenchText* text, InProcess* alone,
-                             ThroughServer* server) {
+                             uint32_t fresh, InProcess* alone,
+                             BenchNode* node) {
   Line line = {.cached = cached, .fresh = fresh};
-  double ignored = 0;
   for (uint32_t i = 0; i <= options.repeat; ++i) {
-    PC_ASSIGN_OR_RETURN(const std::string words, text->Of(fresh));
-    double server_ms = 0;
-    PC_ASSIGN_OR_RETURN(const double cached_ms,
-                        server->FirstToken(words, false, cached, &server_ms));
+    PC_ASSIGN_OR_RETURN(const FirstToken first,
+                        FirstOf(cached, fresh, /*full=*/false, node));
     PC_ASSIGN_OR_RETURN(const double alone_ms, alone->Alone(fresh));
     const double attention_ms = alone->Attention(cached, fresh);
     if (i == 0) continue;
-    line.cached_ms.push_back(cached_ms);
-    line.server_ms.push_back(server_ms);
+    line.cached_ms.push_back(first.ms);
+    line.server_ms.push_back(first.completed.timings().ttft_ms());
     line.alone_ms.push_back(alone_ms);
     line.attention_ms.push_back(attention_ms);
   }
   for (uint32_t i = 0; i < options.full_repeat; ++i) {
-    PC_ASSIGN_OR_RETURN(const std::string words, text->Of(fresh));
-    PC_ASSIGN_OR_RETURN(line.full_ms.emplace_back(),
-                        server->FirstToken(words, true, cached, &ignored));
+    PC_ASSIGN_OR_RETURN(const FirstToken first,
+                        FirstOf(cached, fresh, /*full=*/true, node));
+    line.full_ms.push_back(first.ms);
   }
   return line;
 }
@@ -298,22 +254,20 @@ absl::Status Run(const Options& options) {
   const Conditions conditions = ReadConditions(
       "attention=full of the same prompt: >= 60 times below with 8 fresh "
       "tokens over 3000; the fresh tokens alone and their attention: <= 1.15");
-  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
-  PC_ASSIGN_OR_RETURN(const std::string model, cli::FindModel(options.model));
-  PC_ASSIGN_OR_RETURN(BenchText text, BenchText::Open(model));
-  ThroughServer server;
-  PC_RETURN_IF_ERROR(server.Start(dir.path(), model));
+  PC_ASSIGN_OR_RETURN(
+      const auto node,
+      BenchNode::Start(
+          {.model = options.model, .daemon_args = {"--device_bytes=1GiB"}}));
   InProcess alone;
-  PC_RETURN_IF_ERROR(alone.Load(model,
+  PC_RETURN_IF_ERROR(alone.Load(node->model(),
                                 *std::ranges::max_element(options.cached),
                                 *std::ranges::max_element(options.fresh)));
   std::vector<Line> lines;
   for (const uint32_t cached : options.cached) {
-    PC_RETURN_IF_ERROR(server.Cache(cached, &text));
+    PC_RETURN_IF_ERROR(Cache(cached, node.get()));
     for (const uint32_t fresh : options.fresh) {
-      PC_ASSIGN_OR_RETURN(
-          lines.emplace_back(),
-          Measure(options, cached, fresh, &text, &alone, &server));
+      PC_ASSIGN_OR_RETURN(lines.emplace_back(),
+                          Measure(options, cached, fresh, &alone, node.get()));
     }
   }
   Print(options, conditions, alone.backend(), lines);
