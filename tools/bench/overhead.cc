@@ -28,7 +28,7 @@
 #include "tools/bench/bench_main.h"
 #include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
-#include "tools/bench/paired.h"
+#include "tools/bench/statistics.h"
 
 namespace promptcache::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/bench/paired.h"
+#include "tools/bench/statistics.h"
 
 #include <algorithm>
 #include <cmath>
