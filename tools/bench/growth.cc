@@ -16,6 +16,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
@@ -24,6 +25,7 @@
 #include "tools/bench/bench_main.h"
 #include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
+#include "tools/bench/statistics.h"
 
 namespace promptcache::bench {
 namespace {
@@ -112,10 +114,7 @@ class Growth {
         sample.evictions += evictions.num_modules();
       }
     }
-    std::nth_element(ttfts_.begin(), ttfts_.begin() + ttfts_.size() / 2,
-                     ttfts_.end());
-    sample.ttft_ms = ttfts_[ttfts_.size() / 2];
-    ttfts_.clear();
+    sample.ttft_ms = Median(std::exchange(ttfts_, {}));
     return sample;
   }
 

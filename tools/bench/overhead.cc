@@ -77,9 +77,7 @@ absl::StatusOr<Measured> InTurn(std::string name, uint32_t pairs, First first,
     a.push_back(*ms_a);
     b.push_back(*ms_b);
   }
-  const PairedRatio ratio = RatioOf(a, b);
-  std::nth_element(b.begin(), b.begin() + pairs / 2, b.end());
-  return Measured{std::move(name), ratio, b[pairs / 2]};
+  return Measured{std::move(name), RatioOf(a, b), Median(std::move(b))};
 }
 
 // --- relocation --------------------------------------------------------------

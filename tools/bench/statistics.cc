@@ -7,6 +7,13 @@
 
 namespace promptcache::bench {
 
+double Median(std::vector<double> values) {
+  const auto middle =
+      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 PairedRatio RatioOf(const std::vector<double>& a,
                     const std::vector<double>& b) {
   CHECK_EQ(a.size(), b.size());

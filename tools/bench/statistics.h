@@ -5,6 +5,9 @@
 
 namespace promptcache::bench {
 
+// The upper one of an even number. REQUIRES: not empty.
+double Median(std::vector<double> values);
+
 // What a/b is, from pairs that were measured in turn. The interval is that of
 // the median by order statistics (no assumption about the distribution): ranks
 // n/2 -+ 0.98 sqrt(n) hold it with 95 % confidence.

@@ -34,6 +34,7 @@
 #include "tools/bench/bench_main.h"
 #include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
+#include "tools/bench/statistics.h"
 
 namespace promptcache::bench {
 namespace {
@@ -46,12 +47,6 @@ struct Options {
   uint32_t full_repeat = 5;
   bool json = false;
 };
-
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2,
-                   values.end());
-  return values[values.size() / 2];
-}
 
 struct Line {
   uint32_t cached = 0;
