@@ -8,6 +8,8 @@
 // For each number in --metadata: a daemon, that many resident modules of one
 // page each, then --workers processes that ask for --modules random ones of
 // them at once, all hits. Closed loop, or each worker --rate times a second.
+// As real workers keep the keys of their schemas, the processes make theirs
+// before they ask: of up to 65,536 modules each, spread over all of them.
 
 #include <algorithm>
 #include <cstdio>
@@ -40,6 +42,8 @@ constexpr KvLayout kLayout{.num_layers = 1, .num_kv_heads = 1, .head_dim = 64};
 constexpr uint32_t kTokens = 16;
 // Modules of one Acquire while the daemon is being filled.
 constexpr uint32_t kFillBatch = 1000;
+// So many that the daemon's entries of them fit in no cache of a processor.
+constexpr uint32_t kMostKeys = 65536;
 
 struct Options {
   std::string daemon;
@@ -106,12 +110,27 @@ absl::Status CommitBatch(worker::CacheClient& client, uint32_t begin,
   return lease->Commit(commits, absl::Now() + absl::Seconds(60)).status();
 }
 
+// Different ones, evenly spread over all modules from a random one on.
+std::vector<worker::AcquireKey> SomeKeys(uint32_t num_modules,
+                                         std::mt19937* random) {
+  std::vector<worker::AcquireKey> keys;
+  const uint32_t count = std::min(num_modules, kMostKeys);
+  const uint64_t step = num_modules / count;
+  const uint64_t begin = (*random)() % num_modules;
+  for (uint32_t i = 0; i < count; ++i) {
+    keys.push_back(
+        KeyOf(static_cast<uint32_t>((begin + i * step) % num_modules)));
+  }
+  return keys;
+}
+
 // The body of a process that asks: microseconds, one a line.
 absl::Status Ask(const Options& options, uint32_t num_modules) {
   PC_ASSIGN_OR_RETURN(
       const auto client,
       Connect(options.socket, absl::StrCat("asks-", ::getpid())));
   std::mt19937 random(static_cast<uint32_t>(::getpid()));
+  const std::vector<worker::AcquireKey> keys = SomeKeys(num_modules, &random);
   const absl::Duration period =
       options.rate > 0 ? absl::Seconds(1 / options.rate) : absl::ZeroDuration();
   std::vector<double> microseconds;
@@ -123,7 +142,7 @@ absl::Status Ask(const Options& options, uint32_t num_modules) {
   for (absl::Time due = begin; absl::Now() < end; due += period) {
     args.keys.clear();
     for (uint32_t i = 0; i < options.modules; ++i) {
-      args.keys.push_back(KeyOf(static_cast<uint32_t>(random() % num_modules)));
+      args.keys.push_back(keys[random() % keys.size()]);
     }
     absl::SleepFor(due - absl::Now());
     const absl::Time start = absl::Now();
