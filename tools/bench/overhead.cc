@@ -284,7 +284,7 @@ void Print(const Options& options, const Conditions& conditions,
   nlohmann::json json;
   if (!options.json) std::printf("%s", ToText(conditions).c_str());
   for (const Measured& m : all) {
-    const double percent = 100 * (m.ratio.median - 1);
+    const double percent = 100 * (m.ratio.estimate - 1);
     const double low = 100 * (m.ratio.low - 1);
     const double high = 100 * (m.ratio.high - 1);
     if (options.json) {
@@ -327,7 +327,7 @@ int main(int argc, char** argv) {
   app.add_option("--model", options.model,
                  "a GGUF file or a folder; the small model otherwise");
   app.add_option("--pairs", options.pairs, "measured in turn")
-      ->check(CLI::Range(10, 100000));
+      ->check(CLI::Range(10, 5000));
   app.add_option("--tokens", options.tokens, "cached, or to be encoded")
       ->check(CLI::PositiveNumber);
   app.add_option("--only", options.only)

@@ -18,21 +18,26 @@ PairedRatio RatioOf(const std::vector<double>& a,
                     const std::vector<double>& b) {
   CHECK_EQ(a.size(), b.size());
   CHECK_GE(a.size(), 10u);
-  std::vector<double> ratios;
-  for (size_t i = 0; i < a.size(); ++i) ratios.push_back(a[i] / b[i]);
-  std::sort(ratios.begin(), ratios.end());
-  const double n = static_cast<double>(ratios.size());
-  // 1-based ranks, rounded outwards.
-  const double reach = 0.98 * std::sqrt(n);
-  const auto low = static_cast<size_t>(std::floor(n / 2 - reach));
-  const auto high = static_cast<size_t>(std::ceil(n / 2 + reach + 1));
-  const size_t middle = ratios.size() / 2;
-  return {.num_pairs = ratios.size(),
-          .median = ratios.size() % 2 == 1
-                        ? ratios[middle]
-                        : 0.5 * (ratios[middle - 1] + ratios[middle]),
-          .low = ratios[std::max<size_t>(low, 1) - 1],
-          .high = ratios[std::min(high, ratios.size()) - 1]};
+  std::vector<double> logs;
+  std::vector<double> means;
+  for (size_t i = 0; i < a.size(); ++i) {
+    logs.push_back(std::log(a[i] / b[i]));
+    for (const double log : logs) means.push_back((log + logs.back()) / 2);
+  }
+  std::sort(means.begin(), means.end());
+  const double n = static_cast<double>(a.size());
+  // The normal approximation of the test's statistic, rounded outwards.
+  const double rank =
+      n * (n + 1) / 4 - 1.96 * std::sqrt(n * (n + 1) * (2 * n + 1) / 24);
+  const auto outside = static_cast<size_t>(rank) - 1;
+  const size_t middle = means.size() / 2;
+  const double center = means.size() % 2 == 1
+                            ? means[middle]
+                            : 0.5 * (means[middle - 1] + means[middle]);
+  return {.num_pairs = a.size(),
+          .estimate = std::exp(center),
+          .low = std::exp(means[outside]),
+          .high = std::exp(means[means.size() - 1 - outside])};
 }
 
 }  // namespace promptcache::bench
