@@ -25,6 +25,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "inference_worker/cpu/kernels.h"
@@ -204,6 +205,11 @@ absl::StatusOr<Line> Measure(const Options& options, uint32_t cached,
   return line;
 }
 
+std::string Range(const std::vector<double>& ms) {
+  const auto [low, high] = std::ranges::minmax_element(ms);
+  return absl::StrFormat("(%.1f to %.1f)", *low, *high);
+}
+
 void Print(const Options& options, const Conditions& conditions,
            const worker::Backend& backend, const std::vector<Line>& lines) {
   if (options.json) {
@@ -233,15 +239,17 @@ void Print(const Options& options, const Conditions& conditions,
   std::printf("%s%s, %u threads; medians of %u, full of %u\n",
               ToText(conditions).c_str(), backend.numerics().c_str(),
               backend.num_threads(), options.repeat, options.full_repeat);
-  std::printf("%7s %6s %11s %11s %10s %8s %9s %9s %11s\n", "cached", "fresh",
-              "cached ms", "at worker", "full ms", "full/c", "alone",
-              "attention", "c/(a+a)");
+  std::printf("%7s %6s %11s %16s %11s %10s %18s %8s %9s %9s %11s\n", "cached",
+              "fresh", "cached ms", "(range)", "at worker", "full ms",
+              "(range)", "full/c", "alone", "attention", "c/(a+a)");
   for (const Line& line : lines) {
-    std::printf("%7u %6u %11.2f %11.2f %10.1f %7.1fx %9.2f %9.2f %10.2fx\n",
-                line.cached, line.fresh, Median(line.cached_ms),
-                Median(line.server_ms), Median(line.full_ms), line.Speedup(),
-                Median(line.alone_ms), Median(line.attention_ms),
-                Median(line.cached_ms) / line.Sum());
+    std::printf(
+        "%7u %6u %11.2f %16s %11.2f %10.1f %18s %7.1fx %9.2f %9.2f %10.2fx\n",
+        line.cached, line.fresh, Median(line.cached_ms),
+        Range(line.cached_ms).c_str(), Median(line.server_ms),
+        Median(line.full_ms), Range(line.full_ms).c_str(), line.Speedup(),
+        Median(line.alone_ms), Median(line.attention_ms),
+        Median(line.cached_ms) / line.Sum());
   }
 }
 
