@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "common/strings.h"
+#include "cuda/runtime/gpus.h"
 
 namespace promptcache::daemon {
 namespace {
@@ -21,10 +22,6 @@ std::string Names(const std::vector<gpu::HandleKind>& kinds) {
 std::string OfGpus(std::vector<gpu::HandleKind> kinds) {
   std::erase(kinds, gpu::HandleKind::kMemfd);
   return kinds.empty() ? "ipc" : Names(kinds);
-}
-
-std::string CudaVersion(int version) {
-  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
 // "on GPU-1 (NVIDIA H200) and GPU-2 (NVIDIA H200)".
@@ -80,8 +77,9 @@ absl::StatusOr<uint32_t> FindWorkerDevice(const WorkerDevice& worker,
   const gpu::DeviceInfo& daemon = pool.device_info(device);
   if (worker.driver_version != daemon.driver_version) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the worker's driver speaks CUDA ", CudaVersion(worker.driver_version),
-        ", the daemon's CUDA ", CudaVersion(daemon.driver_version),
+        "the worker's driver speaks CUDA ",
+        gpu::CudaVersion(worker.driver_version), ", the daemon's CUDA ",
+        gpu::CudaVersion(daemon.driver_version),
         ": handles are good between equal drivers only; use the same driver "
         "libraries on both sides (the host's, no compatibility package)"));
   }

@@ -5,6 +5,10 @@
 
 namespace promptcache::gpu {
 
+std::string CudaVersion(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
 std::string GpuSurvey::ToString() const {
   std::string out = none;
   if (!gpus.empty()) {

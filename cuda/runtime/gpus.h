@@ -12,6 +12,9 @@ namespace promptcache::gpu {
 // The oldest GPU that the kernels are compiled for.
 inline constexpr int kMinComputeCapability = 80;
 
+// "13.0" of 13000, as CUDA numbers its versions.
+std::string CudaVersion(int version);
+
 // What a look for GPUs found, for logs and for choosing.
 struct GpuSurvey {
   std::vector<DeviceInfo> gpus;  // those that can be used

@@ -8,6 +8,7 @@
 #include "common/status_macros.h"
 #include "common/strings.h"
 #include "cuda/runtime/device.h"
+#include "cuda/runtime/gpus.h"
 #include "cuda/runtime/host_segments.h"
 #include "glog/logging.h"
 
@@ -121,7 +122,7 @@ std::string DeviceInfo::ToString() const {
   if (kind == DeviceKind::kCpu) return "CPU";
   return absl::StrCat(uuid, " ", name, ", sm_", compute_capability, ", ",
                       total_bytes >> 20, " MiB, driver for CUDA ",
-                      driver_version / 1000, ".", driver_version % 1000 / 10);
+                      CudaVersion(driver_version));
 }
 
 void DeviceMemory::Reset() {
