@@ -119,8 +119,11 @@ absl::StatusOr<Devices> DevicesFromFlags() {
   Devices devices;
   if (wanted == "cpu") return devices;
   const gpu::GpuSurvey survey = gpu::FindGpus();
+  if (wanted == "auto" && survey.gpus.empty()) {
+    survey.LogNoGpu("the device tier is memory of the CPU");
+    return devices;
+  }
   LOG(INFO) << "found " << survey.ToString();
-  if (wanted == "auto" && survey.gpus.empty()) return devices;
   if (uuids.empty()) {
     for (const gpu::DeviceInfo& info : survey.gpus) uuids.push_back(info.uuid);
   }

@@ -363,20 +363,38 @@ absl::StatusOr<DeviceInfo> Describe(const CudaDriver& driver, int ordinal,
   return info;
 }
 
+// By what cudaGetDeviceCount said.
+GpuSurvey NoGpus(cudaError_t error) {
+  // Clears the thread's last error, too.
+  const absl::Status status = ToStatus(error, "cudaGetDeviceCount");
+  if (status.ok() || error == cudaErrorNoDevice) {
+    return {.none =
+                "no GPU that the NVIDIA driver shows this process (see "
+                "CUDA_VISIBLE_DEVICES)"};
+  }
+  GpuSurvey survey{
+      .none = absl::StrCat("no GPU can be used: ", status.message()),
+      .fault = true};
+  int driver = 0;
+  int runtime = 0;
+  if (error == cudaErrorInsufficientDriver &&
+      cudaDriverGetVersion(&driver) == cudaSuccess &&
+      cudaRuntimeGetVersion(&runtime) == cudaSuccess) {
+    if (driver == 0) return {.none = "no NVIDIA driver on this machine"};
+    absl::StrAppend(&survey.none, "; the driver speaks CUDA ",
+                    CudaVersion(driver), ", this program CUDA ",
+                    CudaVersion(runtime));
+  }
+  return survey;
+}
+
 }  // namespace
 
 GpuSurvey FindGpus() {
   GpuSurvey survey;
   int count = 0;
-  if (absl::Status s =
-          ToStatus(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
-      !s.ok() || count == 0) {
-    survey.none = absl::StrCat(
-        "no GPU: ", s.ok() ? "cudaGetDeviceCount: none is visible (see "
-                             "CUDA_VISIBLE_DEVICES)"
-                           : std::string(s.message()));
-    return survey;
-  }
+  const cudaError_t counted = cudaGetDeviceCount(&count);
+  if (counted != cudaSuccess || count == 0) return NoGpus(counted);
   int driver_version = 0;
   const absl::Status version =
       ToStatus(cudaDriverGetVersion(&driver_version), "cudaDriverGetVersion");
@@ -385,6 +403,7 @@ GpuSurvey FindGpus() {
     survey.none =
         absl::StrCat("no GPU can be used: ",
                      (driver.ok() ? version : driver.status()).message());
+    survey.fault = true;
     return survey;
   }
   for (int i = 0; i < count; ++i) {

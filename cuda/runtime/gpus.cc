@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "glog/logging.h"
 
 namespace promptcache::gpu {
 
@@ -22,6 +23,12 @@ std::string GpuSurvey::ToString() const {
     absl::StrAppend(&out, out.empty() ? "" : "; ", "refused: ", words);
   }
   return out;
+}
+
+void GpuSurvey::LogNoGpu(std::string_view instead) const {
+  const bool warn = fault || !refused.empty();
+  LOG_AT_LEVEL(warn ? google::GLOG_WARNING : google::GLOG_INFO)
+      << ToString() << ": " << instead;
 }
 
 }  // namespace promptcache::gpu

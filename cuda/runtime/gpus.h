@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,8 +23,14 @@ struct GpuSurvey {
   std::vector<std::string> refused;
   // Why there is nothing at all: built without CUDA, no driver, none visible.
   std::string none;
+  // `none` is something to put right (a driver that is too old, an error of
+  // CUDA), not how machines without a GPU are.
+  bool fault = false;
   // "2 GPUs: GPU-… NVIDIA H200, sm_90, 139.8 GiB; …" or why there is none.
   std::string ToString() const;
+  // That no GPU is used, why, and what is done `instead`: a line of INFO, a
+  // WARNING where there is a fault or a GPU was refused. REQUIRES: gpus.empty()
+  void LogNoGpu(std::string_view instead) const;
 };
 
 // Never fails, starts on machines without a driver. The first call initialises

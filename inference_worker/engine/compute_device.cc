@@ -41,7 +41,8 @@ absl::StatusOr<std::unique_ptr<ComputeDevice>> ComputeDevice::Open(
   }
   const gpu::GpuSurvey survey = gpu::FindGpus();
   if (name == "auto" && survey.gpus.empty()) {
-    device->description_ = absl::StrCat("CPU: ", survey.ToString());
+    survey.LogNoGpu("computing on the CPU");
+    device->description_ = "CPU";
     return device;
   }
   PC_ASSIGN_OR_RETURN(device->gpu_,

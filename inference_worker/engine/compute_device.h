@@ -37,7 +37,7 @@ class ComputeDevice {
 
   bool is_gpu() const { return gpu_ != nullptr; }
   gpu::Device* gpu() const { return gpu_.get(); }  // null: the CPU
-  // "CPU: no GPU: ..." or the GPU's name, for logs.
+  // "CPU", with why where this build has no kernels, or the GPU's name.
   const std::string& description() const { return description_; }
   // Where pages of its backends lie.
   KvMemory::Options memory() const;

@@ -50,10 +50,30 @@ TEST(CudaSurveyDeathTest, SaysWhatIsThereAndWhyItIsRefused) {
                 "");
   };
   says("PC_EMU_DEVICES", "0,1", "2 GPUs: GPU-");
-  says("PC_EMU_DEVICES", "", "no GPU: cudaGetDeviceCount");
-  says("PC_EMU_DEVICES", "none", "cudaErrorInsufficientDriver");
+  says("PC_EMU_DEVICES", "", "no GPU that the NVIDIA driver shows");
+  says("PC_EMU_DEVICES", "none", "no NVIDIA driver on this machine");
+  says("PC_EMU_DEVICES", "old",
+       "(cudaErrorInsufficientDriver, 35); the driver speaks CUDA 11.4, this "
+       "program CUDA 13.0");
   says("PC_EMU_NO_VMM", "1", "1 GPU: GPU-");
   says("PC_EMU_MIG", "1", "a MIG instance cannot share memory");
+}
+
+// Each in a process of its own, which prints what it logs.
+TEST(CudaSurveyDeathTest, WarnsOfFaultsAndNotOfMachinesWithoutAGpu) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto logs = [](const char* name, const char* value, const char* line) {
+    const auto run = [=] {
+      ::setenv(name, value, 1);
+      FindGpus().LogNoGpu("on the CPU");
+      std::exit(0);
+    };
+    EXPECT_EXIT(run(), ExitedWithCode(0), line);
+  };
+  logs("PC_EMU_DEVICES", "none", "I[0-9]+ .*no NVIDIA driver.*: on the CPU");
+  logs("PC_EMU_DEVICES", "", "I[0-9]+ .*no GPU that.*: on the CPU");
+  logs("PC_EMU_DEVICES", "old", "W[0-9]+ .*11.4.*13.0: on the CPU");
+  logs("PC_EMU_MIG", "1", "W[0-9]+ .*refused: .*MIG.*: on the CPU");
 }
 
 TEST(CudaDeviceTest, CopiesAreInOrderOfTheirStreamAndAnEventCarriesIt) {

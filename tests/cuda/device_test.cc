@@ -21,9 +21,9 @@ using ::testing::HasSubstr;
 TEST(GpuSurveyTest, NamesTheGpusOrSaysWhyThereIsNone) {
   const GpuSurvey survey = FindGpus();
   if (survey.gpus.empty()) {
-    EXPECT_THAT(survey.ToString(), HasSubstr("no GPU"));
-    EXPECT_THAT(OpenGpu(survey, ""),
-                StatusIs(absl::StatusCode::kNotFound, HasSubstr("no GPU")));
+    EXPECT_THAT(survey.ToString(), testing::StartsWith("no "));
+    EXPECT_THAT(OpenGpu(survey, ""), StatusIs(absl::StatusCode::kNotFound,
+                                              HasSubstr(survey.ToString())));
   } else {
     EXPECT_THAT(survey.ToString(), HasSubstr(survey.gpus[0].uuid));
     EXPECT_THAT(survey.gpus[0].uuid, testing::StartsWith("GPU-"));

@@ -27,10 +27,14 @@ cudaError_t TakeLastError();
 
 // --- devices -------------------------------------------------------------
 
+constexpr int kCudaVersion = 13000;
+
 // PC_EMU_DEVICES lists the physical GPUs that this process sees, in its order:
-// "0" when it is not set, "0,1", "1", "" (no GPU) or "none" (no driver).
+// "0" when it is not set, "0,1", "1", "" (no GPU), "none" (no driver) or "old"
+// (a driver that is too old).
 struct Devices {
-  bool driver = true;
+  bool driver = true;  // it can be used
+  int driver_version = kCudaVersion;
   std::vector<int> physical;
 };
 const Devices& GetDevices();

@@ -10,8 +10,6 @@
 namespace promptcache::gpu::fake {
 namespace {
 
-constexpr int kCudaVersion = 13000;
-
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
 
@@ -112,8 +110,13 @@ const Devices& GetDevices() {
     Devices found;
     const char* text = std::getenv("PC_EMU_DEVICES");
     if (text == nullptr) text = "0";
-    found.driver = std::strcmp(text, "none") != 0;
-    if (found.driver) found.physical = Numbers(text);
+    if (std::strcmp(text, "none") == 0) {
+      found = {.driver = false, .driver_version = 0};
+    } else if (std::strcmp(text, "old") == 0) {
+      found = {.driver = false, .driver_version = 11040};
+    } else {
+      found.physical = Numbers(text);
+    }
     return found;
   }();
   return devices;
@@ -226,7 +229,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
 }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = GetDevices().driver ? promptcache::gpu::fake::kCudaVersion : 0;
+  *version = GetDevices().driver_version;
   return cudaSuccess;
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {

@@ -88,7 +88,7 @@ CUresult Init(unsigned) {
   return GetDevices().physical.empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
 }
 CUresult DriverGetVersion(int* version) {
-  *version = 13000;
+  *version = GetDevices().driver_version;
   return CUDA_SUCCESS;
 }
 CUresult DeviceGet(CUdevice* device, int ordinal) {
