@@ -201,7 +201,7 @@ int main(int argc, char** argv) {
   promptcache::SetProgramUsage(
       argc, argv, "promptcache-worker",
       "serves a language model over cached modules of prompts\n"
-      "  promptcache-worker --model=FILE.gguf [--daemon_socket=PATH]");
+      "  promptcache-worker --model=FILE_OR_FOLDER [--daemon_socket=PATH]");
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);

@@ -1,7 +1,7 @@
-// promptcache-bench-engine: tokens per second of prefill and decoding on a
-// GGUF file, nothing cached, no server.
+// promptcache-bench-engine: tokens per second of prefill and decoding of a
+// model, nothing cached, no server.
 //
-//   promptcache-bench-engine MODEL.gguf [--threads N] [--kernels NAME]
+//   promptcache-bench-engine MODEL [--threads N] [--kernels NAME]
 //                            [--numerics NAME] [--prefill 512 2048] [--repeat
 //                            3] [--batch 16 --batch-after 2000] [--json]
 //
@@ -291,7 +291,7 @@ int main(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   promptcache::worker::Options options;
   CLI::App app("Prefill and decode speed of a model on this processor");
-  app.add_option("model", options.model, "GGUF file")->required();
+  app.add_option("model", options.model, "a GGUF file or a folder")->required();
   app.add_option("--threads", options.threads, "0: all cores");
   app.add_option("--kernels", options.kernels,
                  "auto, or a name of inference_worker/cpu/kernels.h");

@@ -1,7 +1,7 @@
 // What a start costs before the first weight is packed, and what a byte of
 // prompt costs:
-//   build/bin/model_bench MODEL.gguf TEXT [--benchmark_...]
-// TEXT is any text file; it is repeated up to 1 MiB.
+//   build/bin/model_bench MODEL TEXT [--benchmark_...]
+// MODEL is a GGUF file or a folder; TEXT any text file, repeated up to 1 MiB.
 
 #include <benchmark/benchmark.h>
 
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
   using namespace promptcache::worker;  // NOLINT(google-build-using-namespace)
   benchmark::Initialize(&argc, argv);
   if (argc != 3) {
-    std::cerr << "usage: model_bench MODEL.gguf TEXT [--benchmark_...]\n";
+    std::cerr << "usage: model_bench MODEL TEXT [--benchmark_...]\n";
     return EXIT_FAILURE;
   }
   const std::string path = argv[1];

@@ -91,9 +91,10 @@ void AddCheck(CLI::App* app, const Globals* globals, Action* action) {
                    "that model")
       ->required();
   command->add_option("--model", flags->model,
-                      "the model for the others: a GGUF file, of which a "
-                      "vocabulary will do for tokenizers and PML (the small "
-                      "model that tools/fetch_model fetched otherwise)");
+                      "the model for the others: a GGUF file or a Hugging Face "
+                      "folder, of which a vocabulary will do for tokenizers "
+                      "and PML (the small model that tools/fetch_model fetched "
+                      "otherwise)");
   command
       ->add_option("--numerics", flags->numerics,
                    "exact, for which the limits are meant, or fast: how far "

@@ -9,14 +9,15 @@
 
 namespace promptcache::cli {
 
-// What commands without a server need of a model file.
+// What commands without a server need of a model.
 struct LocalVocabulary {
   std::unique_ptr<Tokenizer> tokenizer;
   ChatTemplate chat_template;
   int32_t context_length = 0;
 };
 
-// `model`: a GGUF file (a vocabulary will do), "" for the default one.
+// `model`: a GGUF file or a Hugging Face folder (a vocabulary will do), "" for
+// the default one.
 // `template_name`: "" for the file's own.
 absl::StatusOr<LocalVocabulary> LoadVocabulary(
     const std::string& model, const std::string& template_name);

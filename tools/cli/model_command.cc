@@ -109,7 +109,7 @@ void AddModel(CLI::App* app, const Globals* globals, Action* action) {
   model->fallthrough();
   auto path = std::make_shared<std::string>();
   CLI::App* info =
-      model->add_subcommand("info", "what a model file holds; no server");
+      model->add_subcommand("info", "what a model holds; no server");
   info->add_option("file", *path,
                    "a GGUF file or a Hugging Face folder (the small model "
                    "that tools/fetch_model "

@@ -144,8 +144,9 @@ void AddPml(CLI::App* app, const Globals* globals, Action* action) {
   check->add_option("prompt", flags->prompt,
                     "a file with the prompt; - is standard input");
   check->add_option("--model", flags->model,
-                    "whose tokenizer and chat template: a GGUF file (the "
-                    "small model that tools/fetch_model fetched otherwise)");
+                    "whose tokenizer and chat template: a GGUF file or a "
+                    "Hugging Face folder (the small model that "
+                    "tools/fetch_model fetched otherwise)");
   check->add_option("--template", flags->chat_template,
                     ChatTemplate::KnownNames() + "; the model's own otherwise");
   check->add_option("--layout", flags->layout, "compact or schema")
