@@ -264,9 +264,9 @@ struct Elementwise {
                          .sine_scale = negative ? -scale : scale,
                          .pairs = pairs};
       if (rope.interleaved) {
-        RotateInterleaved(turn, x, head_dim, num_heads, out);
+        TurnHeads<true>(turn, x, head_dim, num_heads, out);
       } else {
-        RotateHalves(turn, x, head_dim, num_heads, out);
+        TurnHeads<false>(turn, x, head_dim, num_heads, out);
       }
     }
     for (uint32_t head = 0; head < num_heads; ++head) {
@@ -285,75 +285,43 @@ struct Elementwise {
     uint32_t pairs = 0;
   };
 
-  // The angle's vectors are loaded once for all heads.
-  static void RotateHalves(const Turn& turn, const float* x, uint32_t head_dim,
-                           uint32_t num_heads, float* out) {
+  // Element i pairs with i + pairs, interleaved 2i with 2i + 1. The angle's
+  // vectors are loaded once for all heads.
+  template <bool kInterleaved>
+  static void TurnHeads(const Turn& turn, const float* x, uint32_t head_dim,
+                        uint32_t num_heads, float* out) {
     const uint32_t pairs = turn.pairs;
+    const size_t step = kInterleaved ? 2 : 1;  // from one pair to the next
+    const size_t to_second = kInterleaved ? 1 : pairs;
+    const size_t to_second_vector = kInterleaved ? S::kLanes : pairs;
+    const size_t all_heads = size_t{num_heads} * head_dim;
     const F cosine_scale = S::Set1(turn.cosine_scale);
     const F sine_scale = S::Set1(turn.sine_scale);
     uint32_t i = 0;
     for (; i + S::kLanes <= pairs; i += S::kLanes) {
       const F c = S::Mul(S::Load(turn.cosines + i), cosine_scale);
       const F s = S::Mul(S::Load(turn.sines + i), sine_scale);
-      for (size_t at = i; at < i + size_t{num_heads} * head_dim;
-           at += head_dim) {
-        const F a = S::Load(x + at);
-        const F b = S::Load(x + at + pairs);
-        S::Store(out + at, TurnedFirst(a, b, c, s));
-        S::Store(out + at + pairs, TurnedSecond(a, b, c, s));
-      }
-    }
-    for (; i < pairs; ++i) {
-      for (size_t at = i; at < i + size_t{num_heads} * head_dim;
-           at += head_dim) {
-        TurnPair(turn, i, x[at], x[at + pairs], out + at, out + at + pairs);
-      }
-    }
-  }
-
-  static void RotateInterleaved(const Turn& turn, const float* x,
-                                uint32_t head_dim, uint32_t num_heads,
-                                float* out) {
-    const uint32_t pairs = turn.pairs;
-    const F cosine_scale = S::Set1(turn.cosine_scale);
-    const F sine_scale = S::Set1(turn.sine_scale);
-    uint32_t i = 0;
-    for (; i + S::kLanes <= pairs; i += S::kLanes) {
-      const F c = S::Mul(S::Load(turn.cosines + i), cosine_scale);
-      const F s = S::Mul(S::Load(turn.sines + i), sine_scale);
-      for (size_t at = 2 * size_t{i};
-           at < 2 * size_t{i} + size_t{num_heads} * head_dim; at += head_dim) {
+      for (size_t at = step * i; at < step * i + all_heads; at += head_dim) {
         F a = S::Load(x + at);
-        F b = S::Load(x + at + S::kLanes);
-        S::Deinterleave(&a, &b);
-        F first = TurnedFirst(a, b, c, s);
-        F second = TurnedSecond(a, b, c, s);
-        S::Interleave(&first, &second);
+        F b = S::Load(x + at + to_second_vector);
+        if constexpr (kInterleaved) S::Deinterleave(&a, &b);
+        F first = S::Sub(S::Mul(a, c), S::Mul(b, s));
+        F second = S::Add(S::Mul(b, c), S::Mul(a, s));
+        if constexpr (kInterleaved) S::Interleave(&first, &second);
         S::Store(out + at, first);
-        S::Store(out + at + S::kLanes, second);
+        S::Store(out + at + to_second_vector, second);
       }
     }
     for (; i < pairs; ++i) {
-      for (size_t at = 2 * size_t{i};
-           at < 2 * size_t{i} + size_t{num_heads} * head_dim; at += head_dim) {
-        TurnPair(turn, i, x[at], x[at + 1], out + at, out + at + 1);
+      const float c = turn.cosines[i] * turn.cosine_scale;
+      const float s = turn.sines[i] * turn.sine_scale;
+      for (size_t at = step * i; at < step * i + all_heads; at += head_dim) {
+        const float a = x[at];
+        const float b = x[at + to_second];
+        out[at] = a * c - b * s;
+        out[at + to_second] = b * c + a * s;
       }
     }
-  }
-
-  static F TurnedFirst(F a, F b, F c, F s) {
-    return S::Sub(S::Mul(a, c), S::Mul(b, s));
-  }
-  static F TurnedSecond(F a, F b, F c, F s) {
-    return S::Add(S::Mul(b, c), S::Mul(a, s));
-  }
-  // What is left over of a vector.
-  static void TurnPair(const Turn& turn, uint32_t i, float a, float b,
-                       float* first, float* second) {
-    const float c = turn.cosines[i] * turn.cosine_scale;
-    const float s = turn.sines[i] * turn.sine_scale;
-    *first = a * c - b * s;
-    *second = b * c + a * s;
   }
 
   static void RotateToBf16(const float* x, const RopeView& rope,
