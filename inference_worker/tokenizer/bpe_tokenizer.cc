@@ -55,23 +55,7 @@ absl::StatusOr<std::unique_ptr<BpeTokenizer>> BpeTokenizer::Create(
                       PreTokenizer::Create(vocabulary.pre_tokenizer));
   PC_ASSIGN_OR_RETURN(const IdsBySpelling ids,
                       tokenizer->ReadTokens(vocabulary));
-  BpeMerger& merger = tokenizer->merger_;
-  merger.Reserve(vocabulary.merges.size());
-  int32_t rank = 0;
-  PC_RETURN_IF_ERROR(
-      ReadMerges(vocabulary, [&](std::string_view left, std::string_view right,
-                                 std::string_view merged) {
-        const auto left_id = ids.find(ToAbsl(left));
-        const auto right_id = ids.find(ToAbsl(right));
-        const auto merged_id = ids.find(ToAbsl(merged));
-        if (left_id == ids.end() || right_id == ids.end() ||
-            merged_id == ids.end()) {
-          return false;
-        }
-        merger.AddRule(left_id->second, right_id->second, rank++,
-                       merged_id->second);
-        return true;
-      }));
+  PC_RETURN_IF_ERROR(ReadMerges(vocabulary, ids, &tokenizer->merger_));
   return tokenizer;
 }
 

@@ -117,22 +117,7 @@ SentencePieceTokenizer::Create(const VocabularyData& vocabulary) {
     PC_RETURN_IF_ERROR(tokenizer->ReadScores(vocabulary, ids));
     return tokenizer;
   }
-  int32_t rank = 0;
-  PC_RETURN_IF_ERROR(ReadMerges(
-      vocabulary, [&, &merger = tokenizer->merger_](std::string_view left,
-                                                    std::string_view right,
-                                                    std::string_view both) {
-        const auto left_id = ids.find(ToAbsl(left));
-        const auto right_id = ids.find(ToAbsl(right));
-        const auto merged_id = ids.find(ToAbsl(both));
-        if (left_id == ids.end() || right_id == ids.end() ||
-            merged_id == ids.end()) {
-          return false;
-        }
-        merger.AddRule(left_id->second, right_id->second, rank++,
-                       merged_id->second);
-        return true;
-      }));
+  PC_RETURN_IF_ERROR(ReadMerges(vocabulary, ids, &tokenizer->merger_));
   return tokenizer;
 }
 

@@ -94,6 +94,34 @@ absl::Status VocabularyTokenizer::ReadVocabulary(
   return absl::OkStatus();
 }
 
+absl::Status VocabularyTokenizer::ReadMerges(const VocabularyData& vocabulary,
+                                             const IdsBySpelling& ids,
+                                             BpeMerger* merger) {
+  merger->Reserve(vocabulary.merges.size());
+  std::string merged;
+  for (size_t i = 0; i < vocabulary.merges.size(); ++i) {
+    const std::string_view merge = vocabulary.merges[i];
+    const size_t space = merge.find(' ', 1);
+    const std::string_view left = merge.substr(0, space);
+    const std::string_view right = space == std::string_view::npos
+                                       ? std::string_view()
+                                       : merge.substr(space + 1);
+    merged.assign(left).append(right);
+    const auto left_id = ids.find(ToAbsl(left));
+    const auto right_id = ids.find(ToAbsl(right));
+    const auto merged_id = ids.find(ToAbsl(merged));
+    if (left_id == ids.end() || right_id == ids.end() ||
+        merged_id == ids.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("merge ", i, " (\"", absl::CHexEscape(ToAbsl(merge)),
+                       "\") is not of tokens into a token"));
+    }
+    merger->AddRule(left_id->second, right_id->second, static_cast<int32_t>(i),
+                    merged_id->second);
+  }
+  return absl::OkStatus();
+}
+
 void VocabularyTokenizer::ReadStopIds(const VocabularyData& vocabulary) {
   std::vector<int32_t> ids = vocabulary.end_ids;
   ids.insert(ids.end(), {vocabulary.eos_id, vocabulary.eot_id});
@@ -129,29 +157,6 @@ int ByteOfToken(std::string_view token) {
   const int high = digit(token[3]);
   const int low = digit(token[4]);
   return high < 0 || low < 0 ? -1 : high * 16 + low;
-}
-
-absl::Status ReadMerges(
-    const VocabularyData& vocabulary,
-    absl::FunctionRef<bool(std::string_view, std::string_view,
-                           std::string_view)>
-        add) {
-  std::string merged;
-  for (size_t i = 0; i < vocabulary.merges.size(); ++i) {
-    const std::string_view merge = vocabulary.merges[i];
-    const size_t space = merge.find(' ', 1);
-    const std::string_view left = merge.substr(0, space);
-    const std::string_view right = space == std::string_view::npos
-                                       ? std::string_view()
-                                       : merge.substr(space + 1);
-    merged.assign(left).append(right);
-    if (!add(left, right, merged)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("merge ", i, " (\"", absl::CHexEscape(ToAbsl(merge)),
-                       "\") is not of tokens into a token"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace promptcache::worker

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "common/tokenizer.h"
 #include "inference_worker/model/model_file.h"
+#include "inference_worker/tokenizer/bpe_merger.h"
 #include "inference_worker/tokenizer/literal_tokens.h"
 
 namespace promptcache::worker {
@@ -51,6 +52,11 @@ class VocabularyTokenizer : public Tokenizer {
       absl::FunctionRef<std::string(const std::string& token, int32_t id,
                                     TokenKind kind)>
           visit);
+  // The merges of byte-pair encoding, each "left right", split at the space
+  // that is neither first nor in a spelling, as rules in their order.
+  // InvalidArgument, with the merge, where `ids` lacks a half or the whole.
+  static absl::Status ReadMerges(const VocabularyData& vocabulary,
+                                 const IdsBySpelling& ids, BpeMerger* merger);
 
   const std::string& decoded(int32_t id) const {
     return decoded_[static_cast<size_t>(id)];
@@ -72,14 +78,5 @@ class VocabularyTokenizer : public Tokenizer {
 
 // The value of "<0x1F>", or -1.
 int ByteOfToken(std::string_view token);
-
-// Splits "left right" at the space that is neither first nor in a spelling.
-// Calls `add` with both halves and what they merge into. InvalidArgument, with
-// the merge, when `add` returns false.
-absl::Status ReadMerges(
-    const VocabularyData& vocabulary,
-    absl::FunctionRef<bool(std::string_view left, std::string_view right,
-                           std::string_view merged)>
-        add);
 
 }  // namespace promptcache::worker
