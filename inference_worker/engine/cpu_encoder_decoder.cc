@@ -171,12 +171,7 @@ absl::Status CpuEncoderDecoder::Forward(std::span<const RowGroup> groups,
 absl::Status CpuEncoderDecoder::EncoderOutput(std::span<const int32_t> tokens,
                                               std::vector<float>* output) {
   if (tokens.empty()) return absl::InvalidArgumentError("no tokens");
-  for (const int32_t id : tokens) {
-    if (id < 0 || static_cast<uint32_t>(id) >= config_.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "token ", id, ": the vocabulary has ", config_.vocab_size));
-    }
-  }
+  PC_RETURN_IF_ERROR(CheckTokens(tokens, config_.vocab_size));
   const RowGroup group = {.tokens = tokens, .part = RowPart::kEncoder};
   SortRows({&group, 1});
   PC_RETURN_IF_ERROR(act_.Reserve(tokens.size(), Widths()));

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "inference_worker/engine/cuda_attention.h"
 #include "inference_worker/engine/cuda_head.h"
@@ -228,12 +227,7 @@ PassGraphs::Key CudaEncoderDecoder::KeyOfDecoding() const {
 absl::Status CudaEncoderDecoder::EncoderOutput(std::span<const int32_t> tokens,
                                                std::vector<float>* output) {
   if (tokens.empty()) return absl::InvalidArgumentError("no tokens");
-  for (const int32_t id : tokens) {
-    if (id < 0 || static_cast<uint32_t>(id) >= config_.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "token ", id, ": the vocabulary has ", config_.vocab_size));
-    }
-  }
+  PC_RETURN_IF_ERROR(CheckTokens(tokens, config_.vocab_size));
   const RowGroup group = {.tokens = tokens, .part = RowPart::kEncoder};
   SortRows({&group, 1});
   PC_RETURN_IF_ERROR(options_.device->MakeCurrent());

@@ -17,16 +17,6 @@ absl::Status Invalid(const Args&... args) {
   return absl::InvalidArgumentError(absl::StrCat(args...));
 }
 
-absl::Status CheckTokens(std::span<const int32_t> tokens, uint32_t vocab_size) {
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= vocab_size) {
-      return Invalid("token ", i, " is ", tokens[i], ", the vocabulary has ",
-                     vocab_size);
-    }
-  }
-  return absl::OkStatus();
-}
-
 // The entries of a page table that hold tokens [first, end) of a view.
 absl::Status CheckTable(const std::byte* const* pages, const char* what,
                         const KvView& view, uint32_t first, uint32_t end,
@@ -175,6 +165,16 @@ absl::Status CheckGroup(const RowGroup& group, const RowGroup* before,
 }
 
 }  // namespace
+
+absl::Status CheckTokens(std::span<const int32_t> tokens, uint32_t vocab_size) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || static_cast<uint32_t>(tokens[i]) >= vocab_size) {
+      return Invalid("token ", i, " is ", tokens[i], ", the vocabulary has ",
+                     vocab_size);
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckRowGroups(std::span<const RowGroup> groups,
                             const PassLimits& limits) {

@@ -27,6 +27,9 @@ struct PassLimits {
 absl::Status CheckRowGroups(std::span<const RowGroup> groups,
                             const PassLimits& limits);
 
+// InvalidArgument, naming the first token that the vocabulary does not have.
+absl::Status CheckTokens(std::span<const int32_t> tokens, uint32_t vocab_size);
+
 // Rows of a group that want logits, or a token chosen from them.
 size_t NumLogitRows(const RowGroup& group);
 
