@@ -29,6 +29,7 @@ GenerateReactor::GenerateReactor(Scheduler* scheduler, CallLimit* limit,
                                  std::string request_id, bool include_plan)
     : scheduler_(scheduler),
       limit_(limit),
+      requests_(scheduler),
       request_id_(std::move(request_id)),
       include_plan_(include_plan) {}
 
@@ -42,22 +43,8 @@ void GenerateReactor::Start(absl::StatusOr<GenerationRequest> request) {
   // Full attention computes no module by itself, whatever the plan has.
   exactness_ = request->full_attention ? pml::Exactness::kExact
                                        : prompt_->plan->exactness;
-  // Under the lock, so that OnCancel finds the flag or stops this.
-  absl::Status failed;
-  {
-    MutexLock lock(&cancel_mu_);
-    if (cancelled_) {
-      failed = absl::CancelledError("cancelled by the caller");
-    } else {
-      auto flag = scheduler_->Submit(*std::move(request), self);
-      if (flag.ok()) {
-        flag_ = *std::move(flag);
-      } else {
-        failed = flag.status();
-      }
-    }
-  }
-  if (!failed.ok()) End(ToClientStatus(failed));
+  const absl::Status submitted = requests_.Submit(*std::move(request), self);
+  if (!submitted.ok()) End(ToClientStatus(submitted));
 }
 
 void GenerateReactor::OnStarted(const StartedEvent& event) {
@@ -90,18 +77,6 @@ void GenerateReactor::OnDone(const absl::Status& status,
     Push(std::move(response));
   }
   End(ToClientStatus(status));
-}
-
-void GenerateReactor::OnCancel() {
-  std::shared_ptr<CancelFlag> flag;
-  {
-    MutexLock lock(&cancel_mu_);
-    cancelled_ = true;
-    flag = flag_;
-  }
-  if (flag == nullptr) return;
-  flag->Cancel();
-  scheduler_->Wake();
 }
 
 void GenerateReactor::OnDone() {

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/mutex.h"
 #include "inference_worker/serving/call_limit.h"
+#include "inference_worker/serving/call_requests.h"
 #include "inference_worker/serving/queued_write_reactor.h"
 #include "inference_worker/serving/scheduler.h"
 #include "promptcache/v1/inference.pb.h"
@@ -37,11 +37,12 @@ class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
   GenerateReactor(Scheduler* scheduler, CallLimit* limit,
                   std::string request_id, bool include_plan);
   void OnDrained() override { scheduler_->Wake(); }
-  void OnCancel() override;
+  void OnCancel() override { requests_.Cancel(); }
   void OnDone() override;
 
   Scheduler* const scheduler_;
   CallLimit* const limit_;
+  CallRequests requests_;
   const std::string request_id_;
   const bool include_plan_;
   std::shared_ptr<GenerateReactor> self_;
@@ -50,10 +51,6 @@ class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
   bool with_logprobs_ = false;
   bool matched_ = false;
   pml::Exactness exactness_ = pml::Exactness::kModular;
-
-  Mutex cancel_mu_;
-  bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;
-  std::shared_ptr<CancelFlag> flag_ ABSL_GUARDED_BY(cancel_mu_);
 };
 
 }  // namespace promptcache::worker

@@ -50,24 +50,11 @@ void WarmReactor::SubmitNext() {
   request.warm = true;
   request.arrival = absl::Now();
   request.deadline = deadline_;
-  absl::Status failed;
-  {
-    MutexLock lock(&cancel_mu_);
-    if (cancelled_) {
-      failed = absl::CancelledError("cancelled by the caller");
-    } else {
-      auto flag = scheduler_->Submit(std::move(request), self_);
-      if (flag.ok()) {
-        flag_ = *std::move(flag);
-      } else {
-        failed = flag.status();
-      }
-    }
-  }
-  if (absl::IsResourceExhausted(failed) && absl::Now() < deadline_) {
+  const absl::Status submitted = requests_.Submit(std::move(request), self_);
+  if (absl::IsResourceExhausted(submitted) && absl::Now() < deadline_) {
     SubmitLater();
-  } else if (!failed.ok()) {
-    End(ToClientStatus(failed));
+  } else if (!submitted.ok()) {
+    End(ToClientStatus(submitted));
   }
 }
 
@@ -110,18 +97,6 @@ void WarmReactor::OnDone(const absl::Status& status,
 void WarmReactor::OnDone() {
   limit_->Leave();
   self_.reset();  // may be the last
-}
-
-void WarmReactor::OnCancel() {
-  std::shared_ptr<CancelFlag> flag;
-  {
-    MutexLock lock(&cancel_mu_);
-    cancelled_ = true;
-    flag = flag_;
-  }
-  if (flag == nullptr) return;
-  flag->Cancel();
-  scheduler_->Wake();
 }
 
 }  // namespace promptcache::worker

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/mutex.h"
 #include "grpcpp/alarm.h"
 #include "inference_worker/serving/call_limit.h"
+#include "inference_worker/serving/call_requests.h"
 #include "inference_worker/serving/queued_write_reactor.h"
 #include "inference_worker/serving/scheduler.h"
 #include "promptcache/v1/inference.pb.h"
@@ -27,10 +27,7 @@ class WarmReactor final : public QueuedWriteReactor<v1::WarmModulesResponse>,
                                              absl::Time deadline);
   // One prompt a module, that module the last of its plan.
   void Start(absl::StatusOr<Prompts> prompts);
-  bool cancelled() const ABSL_LOCKS_EXCLUDED(cancel_mu_) {
-    MutexLock lock(&cancel_mu_);
-    return cancelled_;
-  }
+  bool cancelled() const { return requests_.cancelled(); }
 
   void OnStarted(const StartedEvent&) override {}
   void OnToken(TokenEvent) override {}
@@ -38,16 +35,16 @@ class WarmReactor final : public QueuedWriteReactor<v1::WarmModulesResponse>,
 
  private:
   WarmReactor(Scheduler* scheduler, CallLimit* limit, absl::Time deadline)
-      : scheduler_(scheduler), limit_(limit), deadline_(deadline) {}
+      : limit_(limit), requests_(scheduler), deadline_(deadline) {}
   void OnDrained() override {}
-  void OnCancel() override;
+  void OnCancel() override { requests_.Cancel(); }
   void OnDone() override;
   void SubmitNext();
   void SubmitLater();
   uint64_t TokensOf(size_t index) const;
 
-  Scheduler* const scheduler_;
   CallLimit* const limit_;
+  CallRequests requests_;
   const absl::Time deadline_;
   std::shared_ptr<WarmReactor> self_;
   // By one thread at a time: Start's, then the scheduler's or the alarm's.
@@ -55,10 +52,6 @@ class WarmReactor final : public QueuedWriteReactor<v1::WarmModulesResponse>,
   size_t next_ = 0;
   v1::WarmModulesResponse progress_;
   std::unique_ptr<grpc::Alarm> alarm_;
-
-  mutable Mutex cancel_mu_;
-  bool cancelled_ ABSL_GUARDED_BY(cancel_mu_) = false;
-  std::shared_ptr<CancelFlag> flag_ ABSL_GUARDED_BY(cancel_mu_);
 };
 
 }  // namespace promptcache::worker
