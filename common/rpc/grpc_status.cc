@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/rpc/duration.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 
@@ -61,11 +62,7 @@ void SetErrorInfo(const ErrorInfo& info, absl::Status* status) {
 
 void SetRetryDelay(absl::Duration delay, absl::Status* status) {
   google::rpc::RetryInfo detail;
-  absl::Duration rest;
-  const int64_t seconds = absl::IDivDuration(delay, absl::Seconds(1), &rest);
-  detail.mutable_retry_delay()->set_seconds(seconds);
-  detail.mutable_retry_delay()->set_nanos(
-      static_cast<int32_t>(absl::ToInt64Nanoseconds(rest)));
+  SetDuration(delay, detail.mutable_retry_delay());
   SetDetail(detail, status);
 }
 

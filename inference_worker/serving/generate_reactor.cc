@@ -2,18 +2,10 @@
 
 #include <utility>
 
+#include "common/rpc/duration.h"
 #include "inference_worker/serving/proto_convert.h"
 
 namespace promptcache::worker {
-namespace {
-
-void SetDuration(absl::Duration duration, google::protobuf::Duration* out) {
-  const int64_t nanos = absl::ToInt64Nanoseconds(duration);
-  out->set_seconds(nanos / 1'000'000'000);
-  out->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
-}
-
-}  // namespace
 
 std::shared_ptr<GenerateReactor> GenerateReactor::Create(Scheduler* scheduler,
                                                          CallLimit* limit,
@@ -59,7 +51,7 @@ void GenerateReactor::OnStarted(const StartedEvent& event) {
   if (matched_) started->set_matched_schema(prompt_->plan->schema);
   started->set_request_id(request_id_);
   for (const std::string& notice : event.notices) started->add_notices(notice);
-  SetDuration(event.ttft, started->mutable_ttft());
+  rpc::SetDuration(event.ttft, started->mutable_ttft());
   Push(std::move(response));
 }
 

@@ -2,19 +2,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/rpc/duration.h"
 #include "tools/cli/cli_status.h"
 
 namespace promptcache::cli {
 
 absl::Status SetTtl(const std::string& text, v1::CachePolicy* policy) {
   absl::Duration ttl;
-  if (!absl::ParseDuration(text, &ttl) || ttl <= absl::ZeroDuration()) {
+  if (!absl::ParseDuration(text, &ttl) || ttl <= absl::ZeroDuration() ||
+      ttl == absl::InfiniteDuration()) {
     return UsageError(absl::StrCat(
         "\"", text, "\" is not a time to live: write 90s, 10m or 1h30m"));
   }
-  policy->mutable_ttl()->set_seconds(absl::ToInt64Seconds(ttl));
-  policy->mutable_ttl()->set_nanos(
-      static_cast<int32_t>(absl::ToInt64Nanoseconds(ttl % absl::Seconds(1))));
+  rpc::SetDuration(ttl, policy->mutable_ttl());
   return absl::OkStatus();
 }
 

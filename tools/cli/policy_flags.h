@@ -8,7 +8,7 @@
 
 namespace promptcache::cli {
 
-// "90s", "10m", "1h30m", "none". Usage error for anything else.
+// "90s", "10m", "1h30m". Usage error for what is no time, or for ever.
 absl::Status SetTtl(const std::string& text, v1::CachePolicy* policy);
 
 // The flags --ttl, --absolute-ttl and --pin of the commands that put or warm.
