@@ -1,7 +1,8 @@
 #include "inference_worker/engine/gpu_backend.h"
 
+#include "cuda/kernels/page_sum.h"
+#include "cuda/runtime/cuda_status.h"
 #include "inference_worker/engine/cuda_backend.h"
-#include "inference_worker/engine/gpu_page_sums.h"
 
 namespace promptcache::worker {
 
@@ -15,6 +16,17 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(
                                   .progress = options.progress});
 }
 
-KvMemory::SumPages GpuPageSums() { return PageSumKernel(); }
+KvMemory::SumPages GpuPageSums() {
+  return [](const std::byte* const* pages, size_t num_pages, size_t page_bytes,
+            uint64_t* sums, gpu::Stream* stream) {
+    return gpu::ToStatus(
+        gpu::LaunchPageSum({.pages = pages,
+                            .sums = sums,
+                            .num_pages = static_cast<int32_t>(num_pages),
+                            .page_bytes = page_bytes},
+                           stream->native()),
+        "LaunchPageSum");
+  };
+}
 
 }  // namespace promptcache::worker

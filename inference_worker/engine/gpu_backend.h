@@ -18,6 +18,7 @@ const char* WhyNoGpuKernels();
 absl::StatusOr<std::unique_ptr<Backend>> CreateGpuBackend(
     const ModelFile& file, gpu::Device& device, const ComputeOptions& options);
 
+// For KvMemory::Options::sum_pages; empty without kernels.
 KvMemory::SumPages GpuPageSums();
 
 }  // namespace promptcache::worker

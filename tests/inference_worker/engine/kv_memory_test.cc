@@ -10,7 +10,7 @@
 
 #include "common/page_sum.h"
 #include "cuda/runtime/gpus.h"
-#include "inference_worker/engine/gpu_page_sums.h"
+#include "inference_worker/engine/gpu_backend.h"
 #include "inference_worker/engine/private_pages.h"
 #include "tests/support/status_matchers.h"
 
@@ -64,8 +64,8 @@ TEST_F(KvMemoryTest, PrivatePagesAreOnTheGpuAndZeroAtEveryHandOut) {
 }
 
 TEST_F(KvMemoryTest, SumsAreThoseOfTheBytesByKernelAndByCopy) {
-  const auto by_kernel = *KvMemory::Create(
-      {.device = device_.get(), .sum_pages = PageSumKernel()});
+  const auto by_kernel =
+      *KvMemory::Create({.device = device_.get(), .sum_pages = GpuPageSums()});
   const auto pages = *pages_->Allocate(3);
   std::vector<uint64_t> due;
   for (size_t i = 0; i < pages.size(); ++i) {
