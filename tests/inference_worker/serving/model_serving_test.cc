@@ -9,10 +9,7 @@
 #include <utility>
 
 #include "inference_worker/engine/cpu_backend.h"
-#include "inference_worker/serving/prompt_compiler.h"
-#include "inference_worker/serving/scheduler.h"
-#include "tests/inference_worker/serving/fake_cache.h"
-#include "tests/inference_worker/serving/serving_fixture.h"
+#include "tests/inference_worker/serving/served_model.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/oracle_tolerance.h"
 #include "tests/support/reference_plan.h"
@@ -51,10 +48,6 @@ constexpr char kChatSchema[] =
     R"(<schema name="chat"><system>You are kind.</system>)"
     R"(<user><module name="greeting">Good day. </module></user></schema>)";
 
-struct PromptCase {
-  const char* name;
-  const char* pml;
-};
 // Names are the tests'.
 constexpr PromptCase kCases[] = {
     {"PreambleOnly",
@@ -95,7 +88,6 @@ class OneSchema final : public SchemaSource {
   const std::map<std::string, std::string> texts_;
 };
 
-// Loaded once: packing the weights is most of a test's time.
 struct TinyModel {
   TinyModel() {
     const std::string path = dir.path() + "/tiny.gguf";
@@ -112,38 +104,9 @@ struct TinyModel {
   std::unique_ptr<ReferenceModel> oracle;
 };
 
-class ModelServingTest : public ::testing::Test {
+class ModelServingTest : public ServedModelTest<TinyModel> {
  protected:
-  static void SetUpTestSuite() { model_ = new TinyModel(); }
-  static void TearDownTestSuite() {
-    delete model_;
-    model_ = nullptr;
-  }
-
-  ModelServingTest()
-      : cache_(model_->backend->layout()),
-        schemas_({{"travel", kSchema},
-                  {"one", OneDocument("one", "Before. ")},
-                  {"two", OneDocument("two", "")},
-                  {"chat", kChatSchema}}) {
-    PromptCompiler::Options options;
-    options.identity.tokenizer_digest = model_->tokenizer->digest();
-    options.identity.layout = model_->backend->layout();
-    options.context_length = 2048;
-    compiler_ = std::make_unique<PromptCompiler>(
-        options, model_->tokenizer.get(), *ChatTemplate::FromName("chatml"),
-        &schemas_);
-    pages_ = *PrivatePages::Create(model_->backend->layout(), 16 << 20);
-    client_ = cache_.NewClient();
-    Start({});
-  }
-  ~ModelServingTest() override {
-    scheduler_->Drain(absl::Now() + absl::Seconds(20));
-    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
-    scheduler_.reset();
-    EXPECT_EQ(cache_.counters().live_leases, 0u);
-    EXPECT_EQ(cache_.counters().bad_sums, 0u);
-  }
+  ModelServingTest() { CompileWith("chatml", &schemas_); }
 
   // The document behind the same preamble, at another place.
   static std::string OneDocument(const std::string& name,
@@ -156,42 +119,16 @@ class ModelServingTest : public ::testing::Test {
            "<module name=\"doc\">The document itself.</module></schema>";
   }
 
-  void Start(const Scheduler::Options& options) {
-    scheduler_.reset();
-    scheduler_ =
-        *Scheduler::Create(options, model_->backend.get(), pages_.get(),
-                           model_->tokenizer.get(), client_.get());
-  }
   GenerationRequest Make(const std::string& pml,
                          pml::Layout layout = pml::Layout::kCompact) {
-    GenerationRequest request;
-    auto prompt = compiler_->Compile(PmlText{pml}, layout);
-    EXPECT_THAT(prompt, IsOk());
-    request.prompt = *prompt;
-    request.max_tokens = 5;
-    request.ignore_eos = true;
-    request.top_logprobs = 20;
-    return request;
-  }
-  CompletedEvent Run(GenerationRequest request) {
-    auto sink = std::make_shared<RecordingSink>();
-    PC_EXPECT_OK(scheduler_->Submit(std::move(request), sink));
-    EXPECT_TRUE(sink->WaitDone());
-    PC_EXPECT_OK(sink->status());
-    last_top_ = sink->first_top();
-    return sink->completed();
-  }
-  std::string Sha(GenerationRequest request) {
-    const CompletedEvent event = Run(std::move(request));
-    EXPECT_EQ(event.logits_sha256.size(), 64u);
-    return event.logits_sha256;
+    return ServedModelTest::Make(PmlText{pml}, layout);
   }
   // Of the first token's logits.
   std::vector<double> FirstLogits(GenerationRequest request) {
     request.top_logprobs = model_->backend->vocab_size();
     Run(std::move(request));
     std::vector<double> logits(model_->backend->vocab_size());
-    for (const auto& [id, logprob] : last_top_) {
+    for (const auto& [id, logprob] : last_->first_top()) {
       logits[static_cast<size_t>(id)] = logprob;
     }
     return logits;
@@ -212,54 +149,18 @@ class ModelServingTest : public ::testing::Test {
     for (double& x : *logits) x -= mean;
   }
 
-  static TinyModel* model_;
-  FakeCache cache_;
-  OneSchema schemas_;
-  std::unique_ptr<PromptCompiler> compiler_;
-  std::unique_ptr<PrivatePages> pages_;
-  std::unique_ptr<CacheClient> client_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::vector<std::pair<int32_t, float>> last_top_;
+  OneSchema schemas_{{{"travel", kSchema},
+                      {"one", OneDocument("one", "Before. ")},
+                      {"two", OneDocument("two", "")},
+                      {"chat", kChatSchema}}};
 };
 
-TinyModel* ModelServingTest::model_ = nullptr;
-
 TEST_F(ModelServingTest, CachedAndBypassedLogitsAreEqualBitForBit) {
-  for (const pml::Layout layout :
-       {pml::Layout::kCompact, pml::Layout::kSchema}) {
-    for (const PromptCase& c : kCases) {
-      GenerationRequest bypass = Make(c.pml, layout);
-      bypass.cache_mode = CacheMode::kBypass;
-      const std::string expected = Sha(bypass);
-      // Some modules created, some read from earlier cases; then all read.
-      EXPECT_EQ(Sha(Make(c.pml, layout)), expected) << c.name;
-      const CompletedEvent cached = Run(Make(c.pml, layout));
-      EXPECT_EQ(cached.logits_sha256, expected) << c.name;
-      EXPECT_EQ(cached.usage.created_tokens, 0u) << c.name;
-      EXPECT_EQ(cached.usage.cached_tokens,
-                static_cast<uint32_t>(bypass.prompt->plan->num_cached_tokens))
-          << c.name;
-    }
-  }
+  ExpectTheCacheChangesNoBit(kCases);
 }
 
 TEST_F(ModelServingTest, ChunksAndCompanyChangeNoBit) {
-  std::vector<std::string> expected;
-  for (const PromptCase& c : kCases) expected.push_back(Sha(Make(c.pml)));
-  for (uint32_t step_tokens : {17, 40}) {
-    cache_.RevokeAll();
-    Start({.step_tokens = step_tokens});
-    std::vector<std::shared_ptr<RecordingSink>> sinks;
-    for (const PromptCase& c : kCases) {
-      sinks.push_back(std::make_shared<RecordingSink>());
-      PC_ASSERT_OK(scheduler_->Submit(Make(c.pml), sinks.back()));
-    }
-    for (size_t i = 0; i < sinks.size(); ++i) {
-      ASSERT_TRUE(sinks[i]->WaitDone());
-      EXPECT_EQ(sinks[i]->completed().logits_sha256, expected[i])
-          << kCases[i].name << " in steps of " << step_tokens;
-    }
-  }
+  ExpectChunksAndCompanyChangeNoBit(kCases);
 }
 
 TEST_F(ModelServingTest, AgreesWithTheOracle) {
@@ -305,10 +206,8 @@ TEST_F(ModelServingTest, LinkedTokensAreTheSameWithAndWithoutTheCache) {
   for (uint32_t link : {1, 4, 1000}) {
     GenerationRequest request = Make(kCases[7].pml);
     request.link_tokens = link;
-    GenerationRequest bypass = request;
-    bypass.cache_mode = CacheMode::kBypass;
     const CompletedEvent event = Run(request);
-    EXPECT_EQ(event.logits_sha256, Sha(bypass)) << link;
+    EXPECT_EQ(event.logits_sha256, Sha(Bypass(request))) << link;
     EXPECT_EQ(event.usage.prompt_tokens, event.usage.cached_tokens +
                                              event.usage.created_tokens +
                                              event.usage.fresh_tokens);
@@ -329,11 +228,7 @@ TEST_F(ModelServingTest, WarmedModulesAreHits) {
   auto prompts = compiler_->CompileWarm("travel", {}, nullptr);
   PC_ASSERT_OK(prompts);
   for (const auto& prompt : *prompts) {
-    GenerationRequest request;
-    request.prompt = prompt;
-    request.max_tokens = 1;
-    request.warm = true;
-    EXPECT_EQ(Run(std::move(request)).modules.back(), StateSource::kCreated);
+    EXPECT_EQ(Warm(prompt).modules.back(), StateSource::kCreated);
   }
   for (const PromptCase& c : kCases) {
     EXPECT_EQ(Run(Make(c.pml)).usage.created_tokens, 0u) << c.name;

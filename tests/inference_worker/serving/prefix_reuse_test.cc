@@ -12,7 +12,7 @@
 #include "inference_worker/serving/prefix_plan.h"
 #include "inference_worker/serving/prompt_compiler.h"
 #include "inference_worker/tokenizer/bpe_tokenizer.h"
-#include "tests/inference_worker/serving/serving_fixture.h"
+#include "tests/inference_worker/serving/served_model.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/test_files.h"
@@ -25,7 +25,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Loaded once: packing the weights is most of a test's time.
 struct TinyModel {
   explicit TinyModel(const TinyLlamaSpec& spec = {},
                      Numerics numerics = Numerics::kExact) {
@@ -42,51 +41,15 @@ struct TinyModel {
   std::unique_ptr<Backend> backend;
 };
 
-class PrefixReuseTest : public ::testing::Test {
+class PrefixReuseTest : public ServedModelTest<TinyModel> {
  protected:
-  static void SetUpTestSuite() { model_ = new TinyModel(); }
-  static void TearDownTestSuite() {
-    delete model_;
-    model_ = nullptr;
-  }
+  PrefixReuseTest() { CompileWith("chatml", /*schemas=*/nullptr); }
 
-  PrefixReuseTest() : cache_(model_->backend->layout()) {
-    PromptCompiler::Options options;
-    options.identity.tokenizer_digest = model_->tokenizer->digest();
-    options.identity.layout = model_->backend->layout();
-    options.context_length = 2048;
-    compiler_ = std::make_unique<PromptCompiler>(
-        options, model_->tokenizer.get(), *ChatTemplate::FromName("chatml"),
-        nullptr);
-    client_ = cache_.NewClient();
-    Start(16 << 20, {});
-  }
-  ~PrefixReuseTest() override {
-    EXPECT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(20)));
-    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
-    scheduler_.reset();
-    EXPECT_EQ(cache_.counters().live_leases, 0u);
-    EXPECT_EQ(cache_.counters().live_reservations, 0u);
-    EXPECT_EQ(cache_.counters().bad_sums, 0u);
-  }
-
-  void Start(uint64_t tail_bytes, const Scheduler::Options& options,
-             CacheClient* client = nullptr) {
-    scheduler_.reset();
-    pages_ = *PrivatePages::Create(model_->backend->layout(), tail_bytes);
-    scheduler_ = *Scheduler::Create(options, model_->backend.get(),
-                                    pages_.get(), model_->tokenizer.get(),
-                                    client != nullptr ? client : client_.get());
-  }
   GenerationRequest Make(const PromptForm& form, uint32_t max_tokens = 5,
                          MatchMode match = MatchMode::kPrefix) {
-    GenerationRequest request;
-    auto prompt = compiler_->Compile(form, pml::Layout::kCompact, match);
-    EXPECT_THAT(prompt, IsOk());
-    request.prompt = *prompt;
+    GenerationRequest request =
+        ServedModelTest::Make(form, pml::Layout::kCompact, match);
     request.max_tokens = max_tokens;
-    request.ignore_eos = true;
-    request.top_logprobs = 2;
     return request;
   }
   GenerationRequest Retaining(const PromptForm& form, uint32_t max_tokens = 5) {
@@ -111,15 +74,6 @@ class PrefixReuseTest : public ::testing::Test {
     request.prompt = std::move(prompt);
     return request;
   }
-  CompletedEvent Run(GenerationRequest request) {
-    auto sink = std::make_shared<RecordingSink>();
-    PC_EXPECT_OK(scheduler_->Submit(std::move(request), sink));
-    EXPECT_TRUE(sink->WaitDone());
-    PC_EXPECT_OK(sink->status());
-    tokens_ = sink->tokens();
-    started_ = sink->started();
-    return sink->completed();
-  }
   static std::map<std::string, std::vector<uint64_t>> SumsOf(
       const FakeCache& cache) {
     std::map<std::string, std::vector<uint64_t>> sums;
@@ -143,8 +97,9 @@ class PrefixReuseTest : public ::testing::Test {
     const KvLayout& layout = model_->backend->layout();
     const auto most =
         static_cast<uint64_t>(requests.back().prompt->plan->num_tokens + 150);
-    Start((layout.PagesFor(most) + 4) * ((layout.page_bytes() + 63) / 64 * 64),
-          {.step_tokens = 50}, other_client.get());
+    Start({.step_tokens = 50},
+          (layout.PagesFor(most) + 4) * ((layout.page_bytes() + 63) / 64 * 64),
+          other_client.get());
     std::vector<std::shared_ptr<RecordingSink>> sinks;
     for (const GenerationRequest& request : requests) {
       sinks.push_back(std::make_shared<RecordingSink>());
@@ -158,12 +113,7 @@ class PrefixReuseTest : public ::testing::Test {
     }
     EXPECT_GT(scheduler_->stats().preemptions, 0u);
     EXPECT_EQ(SumsOf(other), SumsOf(cache_));
-    Start(16 << 20, {});  // before `other` goes
-  }
-  static GenerationRequest Bypass(GenerationRequest request) {
-    request.cache_mode = CacheMode::kBypass;
-    request.retain.reset();
-    return request;
+    Start({});  // before `other` goes
   }
   static std::vector<int32_t> TokensOf(const GenerationRequest& request) {
     std::vector<int32_t> tokens;
@@ -179,18 +129,7 @@ class PrefixReuseTest : public ::testing::Test {
     }
     return text;
   }
-
-  static TinyModel* model_;
-  FakeCache cache_;
-  std::unique_ptr<PromptCompiler> compiler_;
-  std::unique_ptr<PrivatePages> pages_;
-  std::unique_ptr<CacheClient> client_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::vector<int32_t> tokens_;
-  StartedEvent started_;
 };
-
-TinyModel* PrefixReuseTest::model_ = nullptr;
 
 TEST_F(PrefixReuseTest, NothingStaysUnlessItIsRetained) {
   const auto done = Run(Make(PlainText{Words(30)}));
@@ -198,7 +137,7 @@ TEST_F(PrefixReuseTest, NothingStaysUnlessItIsRetained) {
   EXPECT_EQ(done.usage.cached_tokens + done.usage.created_tokens, 0u);
   EXPECT_EQ(done.usage.fresh_tokens, done.usage.prompt_tokens);
   EXPECT_EQ(done.usage.retained_tokens, 0u);
-  EXPECT_THAT(started_.misses, IsEmpty());
+  EXPECT_THAT(last_->started().misses, IsEmpty());
 }
 
 TEST_F(PrefixReuseTest, ALongerPromptReadsWhatAShorterOneLeft) {
@@ -229,7 +168,8 @@ TEST_F(PrefixReuseTest, AnAnswerThatWasRetainedIsReadBitForBit) {
   const GenerationRequest first = Retaining(PlainText{Words(9)}, 200);
   const auto done = Run(first);
   std::vector<int32_t> tokens = TokensOf(first);
-  tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+  const std::vector<int32_t> answer = last_->tokens();
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
   // The last token was sampled and not computed.
   const auto whole = static_cast<uint32_t>((tokens.size() - 1) / 64 * 64);
   EXPECT_EQ(done.usage.retained_tokens, whole);
@@ -248,11 +188,12 @@ TEST_F(PrefixReuseTest, StatesOfAnAnswerAreThoseOfAPrompt) {
   const GenerationRequest first = Retaining(PlainText{Words(9)}, 150);
   Run(first);
   std::vector<int32_t> tokens = TokensOf(first);
-  tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+  const std::vector<int32_t> answer = last_->tokens();
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
   auto generated = SumsOf(cache_);
   FakeCache other(model_->backend->layout());
   const auto other_client = other.NewClient();
-  Start(16 << 20, {.step_tokens = 50}, other_client.get());
+  Start({.step_tokens = 50}, kTailBytes, other_client.get());
   GenerationRequest again = MakeTokens(tokens);
   again.retain.emplace();
   Run(again);
@@ -263,7 +204,7 @@ TEST_F(PrefixReuseTest, StatesOfAnAnswerAreThoseOfAPrompt) {
     ++compared;
   }
   EXPECT_GE(compared, 4u);
-  Start(16 << 20, {});  // before `other` goes
+  Start({});  // before `other` goes
 }
 
 TEST_F(PrefixReuseTest, AConversationGoesOnWhereItWas) {
@@ -309,10 +250,10 @@ TEST_F(PrefixReuseTest, WhatCannotBeKeptIsToldAndTheAnswerComes) {
 TEST_F(PrefixReuseTest, FullAttentionIsTheSameUpToRounding) {
   GenerationRequest full = Make(PlainText{Words(30)}, 8);
   Run(full);
-  const auto cut = tokens_;
+  const auto cut = last_->tokens();
   full.full_attention = true;
   Run(full);
-  EXPECT_EQ(tokens_, cut);
+  EXPECT_EQ(last_->tokens(), cut);
 }
 
 TEST_F(PrefixReuseTest, RealRequestsWaitForATinyPoolAndNoneIsDropped) {
@@ -321,9 +262,8 @@ TEST_F(PrefixReuseTest, RealRequestsWaitForATinyPoolAndNoneIsDropped) {
   const KvLayout& layout = model_->backend->layout();
   const auto tokens = static_cast<uint64_t>(one.prompt->plan->num_tokens) + 40;
   const auto alone = Run(Bypass(one));
-  Start((layout.PagesFor(tokens) + 1) * 3 / 2 *
-            ((layout.page_bytes() + 63) / 64 * 64),
-        {.step_tokens = 32});
+  Start({.step_tokens = 32}, (layout.PagesFor(tokens) + 1) * 3 / 2 *
+                                 ((layout.page_bytes() + 63) / 64 * 64));
   std::vector<std::shared_ptr<RecordingSink>> sinks;
   for (int i = 0; i < 6; ++i) {
     sinks.push_back(std::make_shared<RecordingSink>());

@@ -9,10 +9,7 @@
 #include <utility>
 
 #include "inference_worker/engine/cpu_backend.h"
-#include "inference_worker/serving/prompt_compiler.h"
-#include "inference_worker/serving/scheduler.h"
-#include "tests/inference_worker/serving/fake_cache.h"
-#include "tests/inference_worker/serving/serving_fixture.h"
+#include "tests/inference_worker/serving/served_model.h"
 #include "tests/support/oracle_tolerance.h"
 #include "tests/support/reference_t5.h"
 #include "tests/support/status_matchers.h"
@@ -22,7 +19,6 @@ namespace promptcache::worker {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 constexpr char kSchema[] = R"(<schema name="trip">You are a guide.
   <module name="style">Be brief. <param name="tone" length="12" scaffold="calm words"/> Always.</module>
@@ -39,10 +35,6 @@ constexpr char kBareSchema[] =
     R"(<schema name="bare"><module name="plan-b">Then we sit by the water.)"
     R"(</module></schema>)";
 
-struct PromptCase {
-  const char* name;
-  const char* pml;
-};
 constexpr PromptCase kCases[] = {
     {"Preamble", R"(<prompt schema="trip">What now?</prompt>)"},
     {"Argument", R"(<prompt schema="trip"><style tone="kind"/>Go.</prompt>)"},
@@ -160,66 +152,16 @@ class PlanEncoder {
   ReferenceT5::Rows memory_;
 };
 
-class T5ServingTest : public ::testing::Test {
+class T5ServingTest : public ServedModelTest<TinyModel> {
  protected:
-  static void SetUpTestSuite() { model_ = new TinyModel(); }
-  static void TearDownTestSuite() {
-    delete model_;
-    model_ = nullptr;
+  T5ServingTest() {
+    CompileWith("plain", &schemas_, /*separate_segments=*/true);
   }
 
-  T5ServingTest() : cache_(model_->backend->layout()) {
-    PromptCompiler::Options options;
-    options.identity.tokenizer_digest = model_->tokenizer->digest();
-    options.identity.layout = model_->backend->layout();
-    options.context_length = 2048;
-    options.separate_segments = true;
-    compiler_ = std::make_unique<PromptCompiler>(
-        options, model_->tokenizer.get(), *ChatTemplate::FromName("plain"),
-        &schemas_);
-    pages_ = *PrivatePages::Create(model_->backend->layout(), 8 << 20);
-    client_ = cache_.NewClient();
-    Start({});
-  }
-  ~T5ServingTest() override {
-    scheduler_->Drain(absl::Now() + absl::Seconds(20));
-    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
-    scheduler_.reset();
-    EXPECT_EQ(cache_.counters().live_leases, 0u);
-    EXPECT_EQ(cache_.counters().bad_sums, 0u);
-  }
-
-  void Start(const Scheduler::Options& options) {
-    scheduler_.reset();
-    scheduler_ =
-        *Scheduler::Create(options, model_->backend.get(), pages_.get(),
-                           model_->tokenizer.get(), client_.get());
-  }
-  GenerationRequest Make(const PromptForm& form,
-                         pml::Layout layout = pml::Layout::kCompact) {
-    GenerationRequest request;
-    auto prompt = compiler_->Compile(form, layout);
-    PC_EXPECT_OK(prompt);
-    request.prompt = *prompt;
-    request.max_tokens = 6;
-    request.ignore_eos = true;
+  // With all log-probabilities.
+  GenerationRequest Make(const PromptForm& form) {
+    GenerationRequest request = ServedModelTest::Make(form);
     request.top_logprobs = model_->backend->vocab_size();
-    return request;
-  }
-  CompletedEvent Run(GenerationRequest request) {
-    last_ = std::make_shared<RecordingSink>();
-    PC_EXPECT_OK(scheduler_->Submit(std::move(request), last_));
-    EXPECT_TRUE(last_->WaitDone());
-    PC_EXPECT_OK(last_->status());
-    return last_->completed();
-  }
-  std::string Sha(GenerationRequest request) {
-    const CompletedEvent event = Run(std::move(request));
-    EXPECT_EQ(event.logits_sha256.size(), 64u);
-    return event.logits_sha256;
-  }
-  static GenerationRequest Bypass(GenerationRequest request) {
-    request.cache_mode = CacheMode::kBypass;
     return request;
   }
 
@@ -243,34 +185,11 @@ class T5ServingTest : public ::testing::Test {
     return std::sqrt(error / size);
   }
 
-  static TinyModel* model_;
-  FakeCache cache_;
   Schemas schemas_;
-  std::unique_ptr<PromptCompiler> compiler_;
-  std::unique_ptr<PrivatePages> pages_;
-  std::unique_ptr<CacheClient> client_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::shared_ptr<RecordingSink> last_;
 };
 
-TinyModel* T5ServingTest::model_ = nullptr;
-
 TEST_F(T5ServingTest, CachedAndBypassedLogitsAreEqualBitForBit) {
-  for (const pml::Layout layout :
-       {pml::Layout::kCompact, pml::Layout::kSchema}) {
-    for (const PromptCase& c : kCases) {
-      const GenerationRequest request = Make(PmlText{c.pml}, layout);
-      const std::string expected = Sha(Bypass(request));
-      EXPECT_EQ(Sha(request), expected) << c.name;
-      const CompletedEvent cached = Run(request);
-      EXPECT_EQ(cached.logits_sha256, expected) << c.name;
-      EXPECT_EQ(cached.usage.created_tokens, 0u) << c.name;
-      EXPECT_EQ(cached.usage.cached_tokens,
-                static_cast<uint32_t>(request.prompt->plan->num_cached_tokens))
-          << c.name;
-      EXPECT_THAT(cached.notices, IsEmpty()) << c.name;
-    }
-  }
+  ExpectTheCacheChangesNoBit(kCases);
 }
 
 TEST_F(T5ServingTest, AgreesWithTheOracle) {
@@ -289,24 +208,7 @@ TEST_F(T5ServingTest, AgreesWithTheOracle) {
 }
 
 TEST_F(T5ServingTest, ChunksAndCompanyChangeNoBit) {
-  std::vector<std::string> expected;
-  for (const PromptCase& c : kCases) {
-    expected.push_back(Sha(Make(PmlText{c.pml})));
-  }
-  for (const uint32_t step_tokens : {17, 40}) {
-    cache_.RevokeAll();
-    Start({.step_tokens = step_tokens});
-    std::vector<std::shared_ptr<RecordingSink>> sinks;
-    for (const PromptCase& c : kCases) {
-      sinks.push_back(std::make_shared<RecordingSink>());
-      PC_ASSERT_OK(scheduler_->Submit(Make(PmlText{c.pml}), sinks.back()));
-    }
-    for (size_t i = 0; i < sinks.size(); ++i) {
-      ASSERT_TRUE(sinks[i]->WaitDone());
-      EXPECT_EQ(sinks[i]->completed().logits_sha256, expected[i])
-          << kCases[i].name << " in steps of " << step_tokens;
-    }
-  }
+  ExpectChunksAndCompanyChangeNoBit(kCases);
 }
 
 TEST_F(T5ServingTest, OnePlanOfOneSegmentIsExact) {
@@ -339,13 +241,7 @@ TEST_F(T5ServingTest, AModuleIsTheSameBehindAnyText) {
 TEST_F(T5ServingTest, WarmedModulesAreHits) {
   auto prompts = compiler_->CompileWarm("trip", {}, nullptr);
   PC_ASSERT_OK(prompts);
-  for (const auto& prompt : *prompts) {
-    GenerationRequest request;
-    request.prompt = prompt;
-    request.max_tokens = 1;
-    request.warm = true;
-    Run(std::move(request));
-  }
+  for (const auto& prompt : *prompts) Warm(prompt);
   for (const PromptCase& c : kCases) {
     EXPECT_EQ(Run(Make(PmlText{c.pml})).usage.created_tokens, 0u) << c.name;
   }
