@@ -58,7 +58,8 @@ ABSL_FLAG(
     "how workers map GPU memory: fd (CUDA VMM descriptors), ipc (CUDA IPC "
     "handles), or both in turn; empty: fd where the GPU can");
 ABSL_FLAG(ByteSize, device_bytes, (ByteSize{uint64_t{1} << 30}),
-          "device tier: KV that workers read in place; of each device");
+          "device tier: KV that workers read in place; taken on each device, "
+          "on four GPUs four times");
 ABSL_FLAG(ByteSize, host_bytes, ByteSize{0},
           "host tier, one for all devices; without a GPU it is the same memory "
           "as the device tier");

@@ -146,7 +146,10 @@ void AddUp(CLI::App* app, const Globals* globals, Action* action) {
                       "for socket, registry and logs "
                       "(~/.local/state/promptcache otherwise)");
   command
-      ->add_option("--memory", flags->memory, "for cached states: 512MiB, 2GiB")
+      ->add_option(
+          "--memory", flags->memory,
+          "for cached states: 512MiB, 2GiB; taken on each GPU that this "
+          "process sees (CUDA_VISIBLE_DEVICES)")
       ->capture_default_str();
   command
       ->add_option("--numerics", flags->numerics,
