@@ -477,6 +477,7 @@ uint64_t GenerationJob::Preempt() {
 }
 
 void GenerationJob::GiveBack() {
+  CHECK(!answered()) << "the last row would be sampled again";
   Release();
   MakeExecution();
   state = State::kQueued;

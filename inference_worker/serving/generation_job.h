@@ -111,6 +111,8 @@ class GenerationJob {
            !request.prompt->plan->modules.empty();
   }
   bool holds_pages() const { return !held_pages_.empty(); }
+  // Its last token was sampled. REQUIRES of Restart and Preempt: not.
+  bool answered() const { return tokens_.finished(); }
   PlanExecution* execution() { return execution_.get(); }
   Usage CurrentUsage() const;
 

@@ -431,11 +431,13 @@ void Scheduler::StartCommit(const Job& job) {
                               &job->modules);
       },
       [this, job, kept] {
-        if (*kept < 0) {
+        // Whose last token is there needs its modules no more: their pages were
+        // right when it was computed.
+        if (*kept < 0 && !job->answered()) {
           RestartJob(job.get(), "computed again without the cache");
           return;
         }
-        encoded_ += static_cast<uint64_t>(*kept);
+        encoded_ += static_cast<uint64_t>(std::max(*kept, 0));
         if (job->modules.HasPending()) {
           StartWait(job);
           return;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "glog/logging.h"
+
 namespace promptcache::worker {
 
 TokenStream::TokenStream(const Tokenizer* tokenizer,
@@ -49,6 +51,7 @@ std::optional<TokenChoice> TokenStream::NextChoice() {
 }
 
 TokenEvent TokenStream::Finish(TokenEvent event) {
+  CHECK(!finished()) << "token " << event.id << " after the last one";
   history_.push_back(event.id);
   generated_.push_back(event.id);
 

@@ -76,6 +76,12 @@ class FakeLease final : public CacheLease {
 
   absl::StatusOr<std::vector<bool>> Commit(
       const std::vector<CommitModule>& commits, absl::Time) override {
+    std::function<void()> hook;
+    {
+      MutexLock lock(&cache_->mu_);
+      hook = cache_->commit_hook_;
+    }
+    if (hook) hook();
     MutexLock lock(&cache_->mu_);
     if (cache_->down_) return absl::UnavailableError("the daemon is gone");
     std::vector<bool> done;
@@ -367,6 +373,11 @@ void FakeCache::AbandonElsewhere(const ModuleKey& key) {
 void FakeCache::SetAcquireHook(std::function<void()> hook) {
   MutexLock lock(&mu_);
   hook_ = std::move(hook);
+}
+
+void FakeCache::SetCommitHook(std::function<void()> hook) {
+  MutexLock lock(&mu_);
+  commit_hook_ = std::move(hook);
 }
 
 }  // namespace promptcache::worker

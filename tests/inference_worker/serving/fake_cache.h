@@ -75,6 +75,8 @@ class FakeCache {
   void AbandonElsewhere(const ModuleKey& key) ABSL_LOCKS_EXCLUDED(mu_);
   // Called at the start of every Acquire, without a lock.
   void SetAcquireHook(std::function<void()> hook) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for Commit.
+  void SetCommitHook(std::function<void()> hook) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   friend class FakeLease;
@@ -97,6 +99,7 @@ class FakeCache {
   std::vector<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mu_);
   std::set<std::string> domains_ ABSL_GUARDED_BY(mu_);
   std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> commit_hook_ ABSL_GUARDED_BY(mu_);
   std::function<ModuleProgress()> progress_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;

@@ -83,7 +83,7 @@ class RecordingSink final : public GenerationSink {
   }
   bool Ready() override {
     MutexLock lock(&mu_);
-    return ready_;
+    return ready_ && tokens_.size() < room_;
   }
 
   // Fail after a while, so that a bug does not hang the test.
@@ -92,6 +92,11 @@ class RecordingSink final : public GenerationSink {
   void SetReady(bool ready) {
     MutexLock lock(&mu_);
     ready_ = ready;
+  }
+  // So many tokens may wait for the reader.
+  void SetRoom(size_t tokens) {
+    MutexLock lock(&mu_);
+    room_ = tokens;
   }
 
   absl::Status status() {
@@ -143,6 +148,7 @@ class RecordingSink final : public GenerationSink {
   int starts_ ABSL_GUARDED_BY(mu_) = 0;
   int dones_ ABSL_GUARDED_BY(mu_) = 0;
   bool ready_ ABSL_GUARDED_BY(mu_) = true;
+  size_t room_ ABSL_GUARDED_BY(mu_) = 1 << 20;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   StartedEvent started_ ABSL_GUARDED_BY(mu_);
   CompletedEvent completed_ ABSL_GUARDED_BY(mu_);

@@ -1,0 +1,127 @@
+// Commits that fail after the token was sampled that ends the answer.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <utility>
+
+#include "inference_worker/serving/scheduler.h"
+#include "tests/inference_worker/serving/scheduler_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using Sink = std::shared_ptr<RecordingSink>;
+
+class CommitFailureTest : public SchedulerTest {
+ protected:
+  // A plan with modules to which the model's first word is an end token, or is
+  // not.
+  static std::shared_ptr<const pml::Plan> PlanWhoseAnswerIsEmpty(bool empty) {
+    for (uint32_t seed = 1;; ++seed) {
+      auto plan = PlanBuilder::Exact(seed);
+      if ((ExpectedTokens(*plan, false, 1)[0] == 0) == empty) return plan;
+    }
+  }
+  // The daemon is killed before the commit, or has given the pages away.
+  void ExpectSameHoweverTheCommitFails(const GenerationRequest& request) {
+    const std::vector<std::function<void()>> failures = {
+        [this] { cache_.SetDown(true); },
+        [this] { cache_.SetLoseReservations(true); }};
+    for (const auto& failure : failures) {
+      Start();
+      cache_.SetCommitHook(failure);
+      ExpectSame(Run(request), Bypassed(request));
+      scheduler_.reset();
+      cache_.SetDown(false);
+      cache_.SetLoseReservations(false);
+    }
+  }
+  Sink Bypassed(GenerationRequest request) {
+    request.cache_mode = CacheMode::kBypass;
+    return Run(std::move(request));
+  }
+  Sink SubmitForOneToken(const GenerationRequest& request) {
+    auto sink = std::make_shared<RecordingSink>();
+    sink->SetRoom(1);
+    PC_EXPECT_OK(scheduler_->Submit(request, sink));
+    EXPECT_TRUE(sink->WaitTokens(1));
+    return sink;
+  }
+  static void ExpectSame(const Sink& sink, const Sink& alone) {
+    PC_EXPECT_OK(sink->status());
+    EXPECT_EQ(sink->starts(), 1);
+    EXPECT_EQ(sink->tokens(), alone->tokens());
+    EXPECT_EQ(sink->text(), alone->text());
+    const CompletedEvent got = sink->completed();
+    const CompletedEvent want = alone->completed();
+    EXPECT_EQ(got.usage.completion_tokens, want.usage.completion_tokens);
+    EXPECT_EQ(got.usage.created_tokens, 0u);
+    EXPECT_EQ(got.logits_sha256, want.logits_sha256);
+    EXPECT_EQ(got.finish_reason, want.finish_reason);
+    EXPECT_EQ(got.stop_string, want.stop_string);
+    EXPECT_THAT(got.notices, Contains(HasSubstr("not kept")));
+  }
+};
+
+TEST_F(CommitFailureTest, OneTokenStaysOne) {
+  ExpectSameHoweverTheCommitFails(Request(PlanWhoseAnswerIsEmpty(false), 1));
+}
+
+TEST_F(CommitFailureTest, NothingFollowsAnEndToken) {
+  GenerationRequest request = Request(PlanWhoseAnswerIsEmpty(true), 9);
+  request.ignore_eos = false;
+  ExpectSameHoweverTheCommitFails(request);
+}
+
+TEST_F(CommitFailureTest, NothingFollowsAStopString) {
+  const auto plan = PlanWhoseAnswerIsEmpty(false);
+  GenerationRequest request = Request(plan, 9);
+  request.stop = {tokenizer_.Decode(ExpectedTokens(*plan, false, 1)[0])};
+  ExpectSameHoweverTheCommitFails(request);
+}
+
+// The request's pages are taken when it has so many tokens that one of the
+// lengths is complete with the first row after that; its modules are evicted
+// meanwhile, encoded again, and not kept.
+TEST_F(CommitFailureTest, APausedAnswerIsCompleteOnce) {
+  PlanBuilder b(1);
+  b.PlaceFresh(0, b.Tokens(8));
+  const GenerationRequest old = Request(b.Build(), 40);
+  uint64_t failed = 0;
+  for (uint32_t length = 12; length <= 24; ++length) {
+    const GenerationRequest young = Request(PlanBuilder::Exact(3, 3), length);
+    Start(2000, /*with_cache=*/false);
+    const Sink alone = Run(young);
+    scheduler_.reset();
+    Start(/*num_pages=*/14);
+    cache_.SetAcquireHook([&] {
+      cache_.RevokeAll();
+      const bool again = scheduler_->stats().preemptions > 0;
+      cache_.SetLoseReservations(again);
+      if (again) ++failed;
+    });
+    // Neither runs ahead of the other.
+    const Sink first = SubmitForOneToken(old);
+    const Sink second = SubmitForOneToken(young);
+    for (const Sink& sink : {first, second}) sink->SetRoom(1000);
+    scheduler_->Wake();
+    ASSERT_TRUE(first->WaitDone());
+    ASSERT_TRUE(second->WaitDone());
+    PC_EXPECT_OK(first->status());
+    PC_EXPECT_OK(second->status());
+    EXPECT_EQ(second->tokens(), alone->tokens()) << length;
+    EXPECT_EQ(second->completed().logits_sha256,
+              alone->completed().logits_sha256);
+    EXPECT_EQ(second->completed().usage.completion_tokens, length);
+    scheduler_.reset();
+  }
+  EXPECT_GT(failed, 0u);
+}
+
+}  // namespace
+}  // namespace promptcache::worker
