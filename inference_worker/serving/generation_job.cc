@@ -290,6 +290,16 @@ void GenerationJob::Complete() {
   }
 }
 
+bool GenerationJob::PromptIsCached() const {
+  for (size_t i = 0; i < modules.sources.size(); ++i) {
+    const StateSource source = SourceNow(i);
+    if (source != StateSource::kRead && source != StateSource::kCreated) {
+      return false;
+    }
+  }
+  return true;
+}
+
 GenerationJob::Tail GenerationJob::TailToRetain() const {
   Tail tail;
   const pml::Plan& plan = *request.prompt->plan;

@@ -85,6 +85,8 @@ class GenerationJob {
   void TakeChosen();
   // Prefill is done and committed: events may flow.
   void StartDecoding();
+  // In kRetaining: every module of the plan was read, or is in the cache now.
+  bool PromptIsCached() const;
   // With `retain`, the tail that is to be kept: the sequence's tokens up to its
   // last whole chunk, the tail's first chunk and its whole chunks' pages.
   struct Tail {

@@ -247,6 +247,27 @@ TEST_F(PrefixReuseTest, WhatCannotBeKeptIsToldAndTheAnswerComes) {
   EXPECT_EQ(Run(bypass).usage.retained_tokens, 0u);
 }
 
+// What lies behind a hole cannot be read.
+TEST_F(PrefixReuseTest, AnAnswerWhosePromptWasNotKeptIsNotKeptEither) {
+  const auto whole = Run(MakeTokens(std::vector<int32_t>(192, 5), 1));
+  for (const uint32_t max_tokens : {1u, 70u}) {
+    // Of the prompt's chunks the last is computed as an answer's would be.
+    GenerationRequest request =
+        MakeTokens(std::vector<int32_t>(192, 5), max_tokens);
+    request.retain.emplace();
+    int commits = 0;
+    cache_.SetCommitHook([&] { cache_.SetLoseReservations(++commits == 1); });
+    const auto done = Run(request);
+    EXPECT_EQ(done.usage.completion_tokens, max_tokens);
+    EXPECT_EQ(done.usage.retained_tokens, 0u);
+    EXPECT_THAT(done.notices, Contains(HasSubstr("its prompt is not in")));
+    EXPECT_EQ(cache_.num_modules(), 0u);
+    if (max_tokens == 1) {
+      EXPECT_EQ(done.logits_sha256, whole.logits_sha256);
+    }
+  }
+}
+
 TEST_F(PrefixReuseTest, FullAttentionIsTheSameUpToRounding) {
   GenerationRequest full = Make(PlainText{Words(30)}, 8);
   Run(full);
