@@ -32,6 +32,7 @@ class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
   void OnToken(TokenEvent event) override;
   void OnDone(const absl::Status& status, const CompletedEvent& event) override;
   bool Ready() override { return ready(); }
+  bool CaughtUp() override { return caught_up(); }
 
  private:
   GenerateReactor(Scheduler* scheduler, CallLimit* limit,

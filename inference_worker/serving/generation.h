@@ -149,6 +149,9 @@ class GenerationSink {
   // False while the reader is behind: the request pauses. Whoever makes it
   // true again calls Scheduler::Wake.
   virtual bool Ready() { return true; }
+  // The reader has read so much of what it was sent that a request which gave
+  // its place up because of it is worth computing again. Not without Ready.
+  virtual bool CaughtUp() { return Ready(); }
 };
 
 // Ends a request early. Shared by the scheduler and the caller, since either

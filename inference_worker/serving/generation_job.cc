@@ -358,12 +358,16 @@ StateSource GenerationJob::SourceOf(size_t module) const {
 std::vector<std::string> GenerationJob::Notices() const {
   std::vector<std::string> notices = notices_;
   notices.insert(notices.end(), modules.notices.begin(), modules.notices.end());
-  if (preemptions > 0) {
+  const auto add = [&](const Pauses& pauses, const char* why,
+                       const char* advice) {
+    if (pauses.count == 0) return;
     notices.push_back(absl::StrCat(
-        "paused ", preemptions, preemptions == 1 ? " time" : " times",
-        " for others' pages, ", recomputed_tokens,
-        " tokens computed again: --tail_bytes is small for this load"));
-  }
+        "paused ", pauses.count, pauses.count == 1 ? " time" : " times", why,
+        ", ", pauses.recomputed_tokens, " tokens computed again", advice));
+  };
+  add(page_pauses, " for others' pages",
+      ": --tail_bytes is small for this load");
+  add(reader_pauses, " for others while its reader was behind", "");
   return notices;
 }
 
@@ -471,7 +475,7 @@ void GenerationJob::Restart(const std::string& notice) {
   GiveBack();
 }
 
-uint64_t GenerationJob::Preempt() {
+uint64_t GenerationJob::Preempt(Pause pause) {
   // What was committed stays in the cache.
   uint64_t rows = execution_->rows_done();
   for (size_t i = 0; i < modules.sources.size(); ++i) {
@@ -480,8 +484,9 @@ uint64_t GenerationJob::Preempt() {
     const pml::PlanModule& module = request.prompt->plan->modules[i];
     rows -= static_cast<uint64_t>(module.num_tokens());
   }
-  ++preemptions;
-  recomputed_tokens += rows;
+  Pauses& pauses = pause == Pause::kPages ? page_pauses : reader_pauses;
+  ++pauses.count;
+  pauses.recomputed_tokens += rows;
   GiveBack();
   return rows;
 }
@@ -490,6 +495,7 @@ void GenerationJob::GiveBack() {
   CHECK(!answered()) << "the last row would be sampled again";
   Release();
   MakeExecution();
+  behind_since = absl::InfiniteFuture();
   state = State::kQueued;
 }
 

@@ -31,7 +31,7 @@ namespace promptcache::worker {
 // Restart gives everything back and computes the request again without the
 // cache, the tokens that it has generated included; since results do not
 // depend on where states come from, the answer goes on as if nothing had been.
-// Preempt does the same for want of pages, with the cache.
+// Preempt does the same for the sake of others, with the cache.
 //
 // Runs on the scheduler's thread, but for what is said above.
 class GenerationJob {
@@ -101,9 +101,14 @@ class GenerationJob {
   // (Release).
   void Finish(const absl::Status& status);
   void Restart(const std::string& notice);
+  // What others get of it.
+  enum class Pause {
+    kPages,   // they need its pages, and it is the one to wait
+    kReader,  // its place, too: its reader is behind
+  };
   // REQUIRES: no task has `modules`. Returns how many tokens must be computed
   // again.
-  uint64_t Preempt();
+  uint64_t Preempt(Pause pause);
   // Gives lease, reservations and pages back.
   void Release();
 
@@ -115,6 +120,8 @@ class GenerationJob {
   bool holds_pages() const { return !held_pages_.empty(); }
   // Its last token was sampled. REQUIRES of Restart and Preempt: not.
   bool answered() const { return tokens_.finished(); }
+  // Its reader has heard of it.
+  bool started() const { return started_; }
   PlanExecution* execution() { return execution_.get(); }
   Usage CurrentUsage() const;
 
@@ -126,6 +133,8 @@ class GenerationJob {
   ModuleSet modules;
   Timings timings;
   absl::Time stage_begin;
+  // In kDecode: since when its reader has been behind; the scheduler's.
+  absl::Time behind_since = absl::InfiniteFuture();
   // An executor's task holds `modules` although the request is over.
   bool task_running = false;
   // The stage's last row has given its token.
@@ -133,9 +142,12 @@ class GenerationJob {
   // Set by Finish.
   bool succeeded = false;
   Usage usage;
-  // For want of pages.
-  uint32_t preemptions = 0;
-  uint64_t recomputed_tokens = 0;
+  struct Pauses {
+    uint32_t count = 0;
+    uint64_t recomputed_tokens = 0;  // because of them
+  };
+  Pauses page_pauses;
+  Pauses reader_pauses;
 
  private:
   // A module in the host tier that the GPU does not read in place.

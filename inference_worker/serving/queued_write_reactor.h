@@ -45,6 +45,11 @@ class QueuedWriteReactor : public grpc::ServerWriteReactor<Message> {
     MutexLock lock(&mu_);
     return queue_.size() < kMaxQueued;
   }
+  // Half of them were read: there is room for as many at a go.
+  bool caught_up() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    return queue_.size() <= kMaxQueued / 2;
+  }
 
  protected:
   // The reader has caught up by one message, or has gone. No lock is held.

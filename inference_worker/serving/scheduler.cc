@@ -30,6 +30,9 @@ absl::Status Scheduler::Options::Validate() const {
         absl::StrCat("step_tokens is ", step_tokens,
                      ", must be more than max_running (", max_running, ")"));
   }
+  if (reader_patience < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError("reader_patience is negative");
+  }
   return absl::OkStatus();
 }
 
@@ -149,6 +152,7 @@ SchedulerStats Scheduler::stats() const {
   s.corrupt_pages = corrupt_;
   s.modules_encoded = encoded_;
   s.preemptions = preemptions_;
+  s.reader_pauses = reader_pauses_;
   s.recomputed_tokens = recomputed_tokens_;
   return s;
 }
@@ -163,6 +167,7 @@ void Scheduler::Run() {
   while (WaitForWork(runnable)) {
     CheckDeadlines();
     EndDoneJobs();
+    NoteReaders();
     AdmitQueued();
     runnable = Step();
     EndDoneJobs();
@@ -185,10 +190,14 @@ bool Scheduler::WaitForWork(bool runnable) {
       // A lost session's leases are given up even when their readers are slow.
       absl::Time next = running_.empty() ? absl::InfiniteFuture()
                                          : absl::Now() + kLeaseCheckInterval;
+      const absl::Time now = absl::Now();
       for (const Job& job : running_) {
         if (job->state != State::kDone && job->state != State::kRetaining) {
           next = std::min(next, job->request.deadline);
         }
+        // Once: who has been behind for so long already is not waited for.
+        const absl::Time due = job->behind_since + options_.reader_patience;
+        if (due > now) next = std::min(next, due);
       }
       for (const Job& job : queue_)
         next = std::min(next, job->request.deadline);
@@ -215,13 +224,14 @@ bool Scheduler::WaitForWork(bool runnable) {
 
 void Scheduler::ReportUse(const GenerationJob& job) {
   if (client_ == nullptr) return;
-  RequestUse use{.preemptions = job.preemptions,
-                 .recomputed_tokens = job.recomputed_tokens};
+  const GenerationJob::Pauses& pauses = job.page_pauses;
+  RequestUse use{.preemptions = pauses.count,
+                 .recomputed_tokens = pauses.recomputed_tokens};
   if (job.succeeded && !job.request.warm) {
     use.cached_tokens = job.usage.cached_tokens;
     use.created_tokens = job.usage.created_tokens;
     use.fresh_tokens = job.usage.fresh_tokens;
-  } else if (job.preemptions == 0) {
+  } else if (pauses.count == 0) {
     return;
   }
   client_->ReportUse(use);
@@ -266,26 +276,45 @@ void Scheduler::CheckDeadlines() {
   for (const Job& job : queue_) check(job);
 }
 
+void Scheduler::NoteReaders() {
+  const absl::Time now = absl::Now();
+  for (const Job& job : running_) {
+    const bool behind = job->state == State::kDecode && !job->sink->Ready();
+    job->behind_since =
+        behind ? std::min(job->behind_since, now) : absl::InfiniteFuture();
+  }
+}
+
+// What a paused request could do for a reader that is behind is nothing, or a
+// token for all that must be computed again.
 std::deque<Scheduler::Job>::iterator Scheduler::NextQueued() {
+  std::vector<size_t> places;  // in queue_
   std::vector<std::string_view> waiting;
   std::vector<std::string_view> running;
-  waiting.reserve(queue_.size());
   running.reserve(running_.size());
-  for (const Job& job : queue_) {
-    waiting.push_back(job->request.isolation_domain);
+  for (size_t i = 0; i < queue_.size(); ++i) {
+    if (queue_[i]->started() && !queue_[i]->sink->CaughtUp()) continue;
+    places.push_back(i);
+    waiting.push_back(queue_[i]->request.isolation_domain);
   }
+  if (waiting.empty()) return queue_.end();
   for (const Job& job : running_) {
     running.push_back(job->request.isolation_domain);
   }
   return queue_.begin() +
-         static_cast<std::ptrdiff_t>(NextToAdmit(waiting, running));
+         static_cast<std::ptrdiff_t>(places[NextToAdmit(waiting, running)]);
 }
 
 // In a domain in order of arrival. Who is next and finds no pages waits for
 // them, and is not starved by small ones behind it.
 void Scheduler::AdmitQueued() {
-  while (!queue_.empty() && running_.size() < options_.max_running) {
+  while (true) {
     const auto next = NextQueued();
+    if (next == queue_.end()) return;
+    if (running_.size() >= options_.max_running) {
+      if (!TakeFromSlowReader()) return;
+      continue;
+    }
     GenerationJob& first = **next;
     const bool refused = !options_.no_reuse.empty() && first.wants_cache();
     const bool with_cache =
@@ -297,7 +326,10 @@ void Scheduler::AdmitQueued() {
       EndDoneJobs();
       continue;
     }
-    if (!first.Admit(with_cache, kPagesAhead * running_.size())) return;
+    if (!first.Admit(with_cache, kPagesAhead * running_.size())) {
+      if (!TakeFromSlowReader()) return;
+      continue;
+    }
     const Job job = std::move(*next);
     queue_.erase(next);
     running_.push_back(job);
@@ -478,9 +510,9 @@ void Scheduler::RestartJob(GenerationJob* job, const std::string& notice) {
   Requeue(job);
 }
 
-void Scheduler::Preempt(GenerationJob* job) {
-  ++preemptions_;
-  recomputed_tokens_ += job->Preempt();
+void Scheduler::Preempt(GenerationJob* job, GenerationJob::Pause pause) {
+  ++(pause == GenerationJob::Pause::kPages ? preemptions_ : reader_pauses_);
+  recomputed_tokens_ += job->Preempt(pause);
   Requeue(job);
 }
 

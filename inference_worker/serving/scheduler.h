@@ -36,7 +36,8 @@ struct SchedulerStats {
   uint64_t corrupt_pages = 0;
   uint64_t modules_encoded = 0;    // committed
   uint64_t preemptions = 0;        // for want of private pages
-  uint64_t recomputed_tokens = 0;  // because of them
+  uint64_t reader_pauses = 0;      // because a reader was behind
+  uint64_t recomputed_tokens = 0;  // because of either
 };
 
 // Runs requests on one model, an iteration at a time: each step is one pass
@@ -60,6 +61,10 @@ struct SchedulerStats {
 // computed again (GenerationJob::Preempt): its reader sees a pause. Who never
 // could have all its pages is refused, so the last one running has enough.
 //
+// A request whose reader is behind is not computed on. After a while it gives
+// its place, its pages and its lease to whoever waits for one of them, and
+// waits itself until its reader has caught up.
+//
 // Thread-safe. The destructor ends what is running with Cancelled.
 class Scheduler {
  public:
@@ -76,6 +81,8 @@ class Scheduler {
     // How long a request waits for modules that others encode.
     absl::Duration pending_timeout = absl::Seconds(30);
     absl::Duration commit_timeout = absl::Seconds(5);
+    // How long a reader may be behind while others wait for its place or pages.
+    absl::Duration reader_patience = absl::Milliseconds(500);
     absl::Status Validate() const;
   };
 
@@ -125,7 +132,9 @@ class Scheduler {
   void ReportUse(const GenerationJob& job);
   void EndDoneJobs();
   void CheckDeadlines();
+  void NoteReaders();
   void AdmitQueued();
+  // The end: nobody that could get on.
   std::deque<Job>::iterator NextQueued();
   void StartAcquire(const Job& job);
   void OnAcquired(const Job& job, ModuleSet set);
@@ -137,7 +146,10 @@ class Scheduler {
   // Begins a stage; its rows are run, or it is done at once.
   void Begin(const Job& job);
   void RestartJob(GenerationJob* job, const std::string& notice);
-  void Preempt(GenerationJob* job);
+  void Preempt(GenerationJob* job, GenerationJob::Pause pause);
+  // Of a request whose reader has been behind for too long. False: there is
+  // none.
+  bool TakeFromSlowReader();
   // From running_ to the head of the queue: it has waited already.
   void Requeue(GenerationJob* job);
   // Runs `task` on the executor and `then` on the scheduler's thread.
@@ -149,8 +161,11 @@ class Scheduler {
   // Gives every request that decodes the page it needs, the oldest first.
   void GrowTails();
   void GrowTail(GenerationJob* job);
-  // Null: nobody but the one who asks.
+  // For want of pages. Null: nobody but the one who asks.
   GenerationJob* NextVictim();
+  // Of those that may be paused; by turns as fair_share.h says.
+  GenerationJob* ToPause(
+      const std::function<bool(const GenerationJob&)>& may_wait);
   void SharePrefill(std::vector<GenerationJob*> prefills, size_t budget,
                     std::vector<RowGroup>* groups, std::vector<Share>* shares);
   void AddShare(GenerationJob* job, size_t max_rows,
@@ -200,6 +215,7 @@ class Scheduler {
   std::atomic<uint64_t> corrupt_{0};
   std::atomic<uint64_t> encoded_{0};
   std::atomic<uint64_t> preemptions_{0};
+  std::atomic<uint64_t> reader_pauses_{0};
   std::atomic<uint64_t> recomputed_tokens_{0};
 
   std::unique_ptr<Executor> executor_;

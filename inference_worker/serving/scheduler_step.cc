@@ -74,24 +74,42 @@ void Scheduler::RestartLost() {
   }
 }
 
-GenerationJob* Scheduler::NextVictim() {
+GenerationJob* Scheduler::ToPause(
+    const std::function<bool(const GenerationJob&)>& may_wait) {
   std::vector<GenerationJob*> jobs;
   jobs.reserve(running_.size());
   for (const Job& job : running_) jobs.push_back(job.get());
   std::sort(jobs.begin(), jobs.end(), OlderThan);
   std::vector<RunningRequest> running;
-  size_t candidates = 0;
+  running.reserve(jobs.size());
   for (const GenerationJob* job : jobs) {
-    // What others hold belongs to the executor's task for now.
-    const bool ours =
-        job->state == State::kPrefill || job->state == State::kDecode;
-    running.push_back(
-        {job->request.isolation_domain, ours && job->holds_pages()});
-    if (running.back().may_wait) ++candidates;
+    running.push_back({job->request.isolation_domain, may_wait(*job)});
   }
-  if (candidates < 2) return nullptr;
   const auto next = NextToPreempt(running);
   return next.has_value() ? jobs[*next] : nullptr;
+}
+
+GenerationJob* Scheduler::NextVictim() {
+  size_t candidates = 0;
+  GenerationJob* const next = ToPause([&](const GenerationJob& job) {
+    // What others hold belongs to the executor's task for now.
+    const bool ours =
+        job.state == State::kPrefill || job.state == State::kDecode;
+    if (!ours || !job.holds_pages()) return false;
+    ++candidates;
+    return true;
+  });
+  return candidates < 2 ? nullptr : next;
+}
+
+bool Scheduler::TakeFromSlowReader() {
+  const absl::Time since = absl::Now() - options_.reader_patience;
+  GenerationJob* const job = ToPause([&](const GenerationJob& j) {
+    return j.state == State::kDecode && j.behind_since <= since;
+  });
+  if (job == nullptr) return false;
+  Preempt(job, GenerationJob::Pause::kReader);
+  return true;
 }
 
 void Scheduler::GrowTail(GenerationJob* job) {
@@ -104,9 +122,10 @@ void Scheduler::GrowTail(GenerationJob* job) {
                                                  grown.message())));
       return;
     }
+    if (TakeFromSlowReader()) continue;
     GenerationJob* victim = NextVictim();
     if (victim == nullptr) return;  // until the executor's tasks are back
-    Preempt(victim);
+    Preempt(victim, GenerationJob::Pause::kPages);
   }
 }
 

@@ -179,28 +179,48 @@ TEST_F(GenerateTest, RegisteredModulesAreFoundInConversations) {
   EXPECT_EQ(plain.usage().cached_tokens(), 0u);
 }
 
-TEST_F(GenerateTest, AReaderThatStopsReadingDelaysNobody) {
-  auto channel = grpc::CreateChannel(worker_->address(),
-                                     grpc::InsecureChannelCredentials());
+// As many as there are places.
+TEST_F(GenerateTest, ReadersThatStopReadingDelayNobody) {
+  worker_ = StartWorker({"--max_running=2"});
+  WaitAttached(worker_.get());
+  // Else the streams' windows grow until they hold a whole answer.
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4096);
+  auto channel = grpc::CreateCustomChannel(
+      worker_->address(), grpc::InsecureChannelCredentials(), arguments);
   auto stub = v1::InferenceService::NewStub(channel);
-  grpc::ClientContext context;
   v1::GenerateRequest slow = Request("", 900);
   slow.mutable_prompt()->set_text("On and on");
   slow.set_ignore_eos(true);
   slow.set_top_logprobs(20);  // more than the stream's window
-  auto reader = stub->Generate(&context, slow);
+  grpc::ClientContext contexts[2];
+  std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> readers[] = {
+      stub->Generate(&contexts[0], slow), stub->Generate(&contexts[1], slow)};
   v1::GenerateResponse event;
-  ASSERT_TRUE(reader->Read(&event));
+  for (const auto& reader : readers) ASSERT_TRUE(reader->Read(&event));
   v1::GenerateRequest quick = Request("", 12);
   quick.mutable_prompt()->set_text("Now");
   for (int i = 0; i < 3; ++i) {
     PC_ASSERT_OK(worker_->Generate(quick).status);
   }
   // Nothing was lost meanwhile.
-  int tokens = 0;
-  while (reader->Read(&event)) tokens += event.delta().tokens_size();
-  EXPECT_TRUE(reader->Finish().ok());
-  EXPECT_EQ(tokens, 900);
+  std::vector<int32_t> ids[2];
+  bool paused = false;
+  for (int i = 0; i < 2; ++i) {
+    while (readers[i]->Read(&event)) {
+      for (const auto& token : event.delta().tokens()) {
+        ids[i].push_back(token.id());
+      }
+      for (const std::string& notice : event.completed().notices()) {
+        paused = paused || notice.find("reader was behind") != notice.npos;
+      }
+    }
+    EXPECT_TRUE(readers[i]->Finish().ok());
+  }
+  EXPECT_TRUE(paused);
+  EXPECT_EQ(ids[0].size(), 900u);
+  EXPECT_EQ(ids[0], ids[1]);
 }
 
 TEST_F(GenerateTest, ASecondWorkerReadsWhatTheFirstEncoded) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -57,7 +58,8 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Remembers everything; may be told that its reader is slow.
+// Remembers everything; may be told that its reader is slow, or that it reads
+// when it is told to.
 class RecordingSink final : public GenerationSink {
  public:
   void OnStarted(const StartedEvent& event) override {
@@ -83,7 +85,11 @@ class RecordingSink final : public GenerationSink {
   }
   bool Ready() override {
     MutexLock lock(&mu_);
-    return ready_ && tokens_.size() < room_;
+    return ready_ && tokens_.size() < read_ + room_;
+  }
+  bool CaughtUp() override {
+    MutexLock lock(&mu_);
+    return ready_ && tokens_.size() <= read_ + room_ / 2;
   }
 
   // Fail after a while, so that a bug does not hang the test.
@@ -97,6 +103,11 @@ class RecordingSink final : public GenerationSink {
   void SetRoom(size_t tokens) {
     MutexLock lock(&mu_);
     room_ = tokens;
+  }
+  // The reader takes so many of them.
+  void Read(size_t tokens) {
+    MutexLock lock(&mu_);
+    read_ += std::min(tokens, tokens_.size() - read_);
   }
 
   absl::Status status() {
@@ -149,6 +160,7 @@ class RecordingSink final : public GenerationSink {
   int dones_ ABSL_GUARDED_BY(mu_) = 0;
   bool ready_ ABSL_GUARDED_BY(mu_) = true;
   size_t room_ ABSL_GUARDED_BY(mu_) = 1 << 20;
+  size_t read_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   StartedEvent started_ ABSL_GUARDED_BY(mu_);
   CompletedEvent completed_ ABSL_GUARDED_BY(mu_);

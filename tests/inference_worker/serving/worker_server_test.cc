@@ -110,8 +110,20 @@ class WorkerServerTest : public ::testing::Test {
         options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
     pages_ = *PrivatePages::Create(backend_.layout(), 4000 * 64);
     client_ = cache_.NewClient();
-    scheduler_ = *Scheduler::Create({}, &backend_, pages_.get(), &tokenizer_,
-                                    client_.get());
+    Serve({});
+  }
+  ~WorkerServerTest() override {
+    EXPECT_TRUE(server_->Shutdown(absl::Seconds(20)));
+    server_.reset();
+    scheduler_.reset();
+    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
+    EXPECT_EQ(cache_.counters().live_leases, 0u);
+  }
+
+  void Serve(const Scheduler::Options& options) {
+    server_.reset();
+    scheduler_ = *Scheduler::Create(options, &backend_, pages_.get(),
+                                    &tokenizer_, client_.get());
     WorkerServer::Options server;
     server.listen = "";
     server.max_calls = 4;
@@ -121,13 +133,6 @@ class WorkerServerTest : public ::testing::Test {
     channel_ = server_->grpc_server()->InProcessChannel({});
     inference_ = v1::InferenceService::NewStub(channel_);
     schemas_ = v1::SchemaService::NewStub(channel_);
-  }
-  ~WorkerServerTest() override {
-    EXPECT_TRUE(server_->Shutdown(absl::Seconds(20)));
-    server_.reset();
-    scheduler_.reset();
-    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
-    EXPECT_EQ(cache_.counters().live_leases, 0u);
   }
 
   grpc::Status Put(const std::string& text,
@@ -438,21 +443,30 @@ TEST_F(WorkerServerTest, ADeadlineEndsTheCall) {
   EXPECT_LT(backend_.passes(), 200u);
 }
 
-TEST_F(WorkerServerTest, AReaderThatLeavesOrStopsReadingHoldsNobodyUp) {
+// As many as there are places, and in a channel where nothing waits but what
+// the reactor keeps.
+TEST_F(WorkerServerTest, ReadersThatLeaveOrStopReadingHoldNobodyUp) {
+  Serve({.max_running = 2, .reader_patience = absl::Milliseconds(20)});
   v1::GenerateRequest request;
   request.mutable_prompt()->set_text("on and on");
-  request.set_max_tokens(2000);
+  request.set_max_tokens(300);
   request.set_ignore_eos(true);
-  grpc::ClientContext context;
-  auto reader = inference_->Generate(&context, request);
+  const std::string text = Generate(request).text;
+  grpc::ClientContext leaving, pausing;
+  auto left = inference_->Generate(&leaving, request);
+  auto paused = inference_->Generate(&pausing, request);
   v1::GenerateResponse response;
-  ASSERT_TRUE(reader->Read(&response));
-  // It does not read on; another is served meanwhile.
-  v1::GenerateRequest other = request;
-  other.set_max_tokens(4);
-  EXPECT_EQ(Generate(other).tokens, 4);
-  context.TryCancel();
-  EXPECT_EQ(reader->Finish().error_code(), grpc::CANCELLED);
+  ASSERT_TRUE(left->Read(&response));
+  ASSERT_TRUE(paused->Read(&response));
+  // They do not read on; others are served meanwhile.
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Generate(request).text, text);
+  EXPECT_GT(scheduler_->stats().reader_pauses, 0u);
+  leaving.TryCancel();
+  EXPECT_EQ(left->Finish().error_code(), grpc::CANCELLED);
+  std::string rest;
+  while (paused->Read(&response)) rest += response.delta().text();
+  EXPECT_TRUE(paused->Finish().ok());
+  EXPECT_EQ(rest, text);
 }
 
 TEST_F(WorkerServerTest, TooManyCallsAreRefusedWithADelay) {
