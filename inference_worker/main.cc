@@ -162,8 +162,6 @@ absl::Status Run(const sigset_t& signals) {
 
   PC_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker,
                       Worker::Create(options));
-  server_options.max_calls =
-      options.scheduler.max_queue + options.scheduler.max_running;
   server_options.inference.model_info = ToProto(worker->description());
   server_options.inference.daemon_attached = [w = worker.get()] {
     return w->daemon_attached();

@@ -1,6 +1,7 @@
 #include "inference_worker/serving/fair_share.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -35,10 +36,14 @@ std::vector<size_t> Even(size_t budget, const std::vector<size_t>& wanted,
 
 }  // namespace
 
+uint32_t MostThatEnter(uint32_t places) {
+  return std::min(places, std::numeric_limits<uint32_t>::max() / 2) * 2;
+}
+
 bool MayEnter(uint32_t places, uint32_t taken, uint32_t taken_by_domain,
               uint32_t num_domains) {
   if (taken < places) return true;
-  return taken / 2 < places &&
+  return taken < MostThatEnter(places) &&
          taken_by_domain < places / std::max(1u, num_domains);
 }
 

@@ -11,6 +11,9 @@
 // between the requests of one. Functions of their arguments only.
 namespace promptcache::worker {
 
+// The most requests that MayEnter ever lets in.
+uint32_t MostThatEnter(uint32_t places);
+
 // A domain below its even share of the places may enter although they are all
 // taken, so that nobody is locked out by another's requests; there are never
 // more than twice as many. `num_domains` counts those that are there and this

@@ -162,6 +162,10 @@ uint32_t Scheduler::num_requests() const {
   return num_requests_;
 }
 
+uint32_t Scheduler::max_requests() const {
+  return MostThatEnter(options_.max_queue + options_.max_running);
+}
+
 void Scheduler::Run() {
   bool runnable = false;
   while (WaitForWork(runnable)) {

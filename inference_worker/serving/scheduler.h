@@ -110,6 +110,8 @@ class Scheduler {
 
   SchedulerStats stats() const;
   uint32_t num_requests() const ABSL_LOCKS_EXCLUDED(mu_);
+  // The most that there ever are, of all domains together.
+  uint32_t max_requests() const;
 
  private:
   using Job = std::shared_ptr<GenerationJob>;

@@ -38,7 +38,8 @@ absl::Status WorkerServer::Options::Validate() const {
 WorkerServer::WorkerServer(const Options& options, PromptCompiler* compiler,
                            Scheduler* scheduler, RegistryClient* registry)
     : scheduler_(scheduler),
-      limit_(options.max_calls),
+      limit_(options.max_calls > 0 ? options.max_calls
+                                   : scheduler->max_requests()),
       inference_(options.inference, compiler, scheduler, &limit_),
       schemas_(compiler, registry, &limit_, kRegistryThreads) {}
 

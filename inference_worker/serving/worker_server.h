@@ -20,9 +20,10 @@ class WorkerServer {
     std::string listen = "127.0.0.1:7070";  // "": in-process channels only
     // Without TLS only this machine may connect, unless told otherwise.
     bool insecure_listen = false;
-    // Calls that may be open at once; more are refused with
-    // RESOURCE_EXHAUSTED.
-    uint32_t max_calls = 80;
+    // Calls that may be open at once, of whatever domain; more are refused with
+    // RESOURCE_EXHAUSTED. 0: as many as the scheduler may have requests, so
+    // that who is refused for want of places is its choice.
+    uint32_t max_calls = 0;
     InferenceService::Options inference;
     absl::Status Validate() const;
   };

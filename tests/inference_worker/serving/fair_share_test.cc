@@ -31,6 +31,24 @@ TEST(MayEnterTest, ADomainBelowItsShareIsNotLockedOut) {
   EXPECT_FALSE(MayEnter(8, 8, 0, 9));   // nor is there a share to be had
 }
 
+TEST(MayEnterTest, ThereIsAMostThatEnter) {
+  for (const uint32_t places : {1u, 2u, 7u, 8u, 80u}) {
+    uint32_t most = 0;
+    // Domains come one after another, each with all that it may have.
+    for (uint32_t domains = 1; domains < 99; ++domains) {
+      for (uint32_t own = 0; MayEnter(places, most, own, domains); ++own) {
+        ++most;
+      }
+    }
+    EXPECT_LE(most, MostThatEnter(places)) << places;
+    // Reached where enough domains have a share.
+    if (places >= 8) {
+      EXPECT_EQ(most, MostThatEnter(places)) << places;
+    }
+  }
+  EXPECT_GT(MostThatEnter(0xFFFFFFFFu), 0xFFFFFF00u);
+}
+
 TEST(NextToPreemptTest, TheYoungestOfTheDomainWithMostRunning) {
   const auto next = [](std::vector<RunningRequest> running) {
     return NextToPreempt(running);

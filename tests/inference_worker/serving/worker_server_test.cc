@@ -110,7 +110,7 @@ class WorkerServerTest : public ::testing::Test {
         options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
     pages_ = *PrivatePages::Create(backend_.layout(), 4000 * 64);
     client_ = cache_.NewClient();
-    Serve({});
+    Serve({}, /*max_calls=*/4);
   }
   ~WorkerServerTest() override {
     EXPECT_TRUE(server_->Shutdown(absl::Seconds(20)));
@@ -120,13 +120,13 @@ class WorkerServerTest : public ::testing::Test {
     EXPECT_EQ(cache_.counters().live_leases, 0u);
   }
 
-  void Serve(const Scheduler::Options& options) {
+  void Serve(const Scheduler::Options& options, uint32_t max_calls = 0) {
     server_.reset();
     scheduler_ = *Scheduler::Create(options, &backend_, pages_.get(),
                                     &tokenizer_, client_.get());
     WorkerServer::Options server;
     server.listen = "";
-    server.max_calls = 4;
+    server.max_calls = max_calls;
     server.inference.model_info.set_name("hash");
     server_ = *WorkerServer::Create(server, compiler_.get(), scheduler_.get(),
                                     &registry_);
@@ -516,6 +516,34 @@ TEST_F(WorkerServerTest, TooManyCallsAreRefusedWithADelay) {
     }
     EXPECT_TRUE(call->Finish().ok());
   }
+}
+
+// The limit on calls knows no domains.
+TEST_F(WorkerServerTest, WhoIsOneTooManyIsTheSchedulersChoice) {
+  Serve({.max_running = 1, .max_queue = 2});
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("on and on");
+  request.set_max_tokens(3);
+  Gate gate;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    gate.Wait();
+    return absl::OkStatus();
+  });
+  std::vector<std::thread> calls;
+  for (int i = 0; i < 3; ++i) {
+    calls.emplace_back([&] { PC_EXPECT_OK(StatusOf(Generate(request))); });
+  }
+  while (scheduler_->num_requests() < 3) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_THAT(StatusOf(Generate(request)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("requests are running or waiting")));
+  GenerationRequest other;
+  other.prompt = *compiler_->Compile(PlainText{"x"}, pml::Layout::kCompact);
+  other.isolation_domain = "other";
+  PC_EXPECT_OK(scheduler_->Submit(other, std::make_shared<RecordingSink>()));
+  EXPECT_EQ(scheduler_->max_requests(), 6u);
+  gate.Open();
+  for (std::thread& call : calls) call.join();
 }
 
 TEST_F(WorkerServerTest, ACallWhoseCallerHasLeftIsNotBegun) {
