@@ -347,6 +347,14 @@ void FakeCache::RevokeAll() {
   entries_.clear();
 }
 
+void FakeCache::EvictUnleased() {
+  MutexLock lock(&mu_);
+  // A lease has a reference of its own.
+  std::erase_if(entries_, [](const auto& item) {
+    return item.second->reservation_id == 0 && item.second.use_count() == 1;
+  });
+}
+
 void FakeCache::FlipBytes() {
   MutexLock lock(&mu_);
   for (auto& [key, entry] : entries_) {

@@ -67,6 +67,8 @@ class FakeCache {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Drops what is committed although leases read it; its bytes change, too.
   void RevokeAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // Drops what is committed and nobody reads, as for want of memory.
+  void EvictUnleased() ABSL_LOCKS_EXCLUDED(mu_);
   // Flips one byte of every committed page.
   void FlipBytes() ABSL_LOCKS_EXCLUDED(mu_);
   // Holds a reservation for a module, as another worker would, and lets go.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <random>
@@ -245,9 +246,9 @@ TEST_F(PreemptionTest, APausedRequestHeedsItsDeadline) {
   EXPECT_LT(young->tokens().size(), 24u);
 }
 
-// Everything at once: shapes, domains, modes, cancellation, slow readers.
-class PreemptionStorm : public PreemptionTest,
-                        public ::testing::WithParamInterface<uint32_t> {
+// Everything at once: shapes, domains, modes, ends, cancellation, slow readers,
+// and modules that are evicted when nobody reads them.
+class PreemptionStorm : public PreemptionTest {
  protected:
   uint32_t Pick(uint32_t count) {
     return static_cast<uint32_t>(random_() % count);
@@ -257,69 +258,129 @@ class PreemptionStorm : public PreemptionTest,
                              : PlanBuilder::Exact(Pick(6), 4 + 8);
     GenerationRequest request = Request(plan, 1 + Pick(40));
     request.isolation_domain = std::string(1, static_cast<char>('a' + Pick(3)));
+    request.top_logprobs = 1 + Pick(3);
     if (Pick(4) == 0) request.cache_mode = CacheMode::kBypass;
     if (Pick(4) == 0) request.cache_mode = CacheMode::kReadOnly;
     if (Pick(6) == 0) request.full_attention = true;
     if (Pick(3) == 0) request.sampling = {.temperature = 1, .seed = Pick(99)};
+    if (Pick(4) == 0) request.ignore_eos = false;
+    if (Pick(4) == 0) request.stop = {tokenizer_.Decode(1 + Pick(26)), "ab"};
+    if (Pick(4) == 0) request.link_tokens = 1 + Pick(3);
     return request;
   }
+  void StartStorm() {
+    options_.step_tokens = 10 + Pick(30);
+    options_.max_running = 2 + Pick(7);
+    options_.max_queue = 64;
+    options_.reader_patience = absl::Milliseconds(Pick(3));
+    Start(/*num_pages=*/22 + Pick(25));
+    cache_.SetAcquireHook([this] {
+      if (++acquires_ % 3 == 0) cache_.EvictUnleased();
+    });
+  }
+  void SubmitAll();
+  void ReadAll();
+  void ExpectAsAlone(size_t i);
+  void Blow(uint32_t seed);
 
-  std::mt19937 random_{GetParam()};
+  std::mt19937 random_;
+  std::atomic<int> acquires_ = 0;
+  std::vector<GenerationRequest> requests_;
+  std::vector<Sink> alone_;
+  // By index, of those that were not refused; and the flags of some.
+  std::map<size_t, Sink> sinks_;
+  std::map<size_t, std::shared_ptr<CancelFlag>> flags_;
+  uint64_t preemptions_ = 0;
+  uint64_t reader_pauses_ = 0;
 };
 
-TEST_P(PreemptionStorm, EveryAnswerIsThatOfAnUndisturbedRequest) {
-  std::vector<GenerationRequest> requests;
-  for (int i = 0; i < 40; ++i) requests.push_back(RandomRequest());
-  const std::vector<Sink> alone = RunAlone(requests, /*with_cache=*/false);
-
-  options_.step_tokens = 10 + Pick(30);
-  options_.max_running = 2 + Pick(7);
-  options_.max_queue = 64;
-  Start(/*num_pages=*/22 + Pick(25));
-  std::map<size_t, Sink> sinks;
-  std::map<size_t, std::shared_ptr<CancelFlag>> flags;
-  for (size_t i = 0; i < requests.size(); ++i) {
+void PreemptionStorm::SubmitAll() {
+  for (size_t i = 0; i < requests_.size(); ++i) {
     auto sink = std::make_shared<RecordingSink>();
     sink->SetReady(Pick(4) != 0);
-    const auto flag = scheduler_->Submit(requests[i], sink);
+    if (Pick(3) == 0) sink->SetRoom(1 + Pick(9));
+    const auto flag = scheduler_->Submit(requests_[i], sink);
     if (!flag.ok()) {
       EXPECT_THAT(flag, StatusIs(absl::StatusCode::kFailedPrecondition,
                                  HasSubstr("private KV pages")));
       continue;
     }
-    sinks[i] = sink;
-    if (Pick(5) == 0) flags[i] = *flag;
-    if (Pick(3) == 0) sink->WaitTokens(0);
-    if (!flags.empty() && Pick(3) == 0) flags.begin()->second->Cancel();
+    sinks_[i] = sink;
+    if (Pick(5) == 0) flags_[i] = *flag;
+    if (!flags_.empty() && Pick(3) == 0) flags_.begin()->second->Cancel();
     scheduler_->Wake();
   }
-  for (const auto& [i, flag] : flags) flag->Cancel();
-  for (const auto& [i, sink] : sinks) sink->SetReady(true);
-  scheduler_->Wake();
-  for (const auto& [i, sink] : sinks) {
-    ASSERT_TRUE(sink->WaitDone()) << i;
-    EXPECT_EQ(sink->dones(), 1);
-    if (flags.contains(i) && !sink->status().ok()) {
-      EXPECT_THAT(sink->status(),
-                  StatusIs(absl::StatusCode::kCancelled, HasSubstr("caller")));
-      const auto all = alone[i]->tokens();
-      const auto some = sink->tokens();
-      ASSERT_LE(some.size(), all.size());
-      EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << i;
-      continue;
-    }
-    PC_EXPECT_OK(sink->status());
-    EXPECT_EQ(sink->starts(), 1);
-    EXPECT_EQ(sink->tokens(), alone[i]->tokens()) << i;
-    EXPECT_EQ(sink->completed().logits_sha256,
-              alone[i]->completed().logits_sha256)
-        << i;
-  }
-  RecordProperty("preemptions",
-                 static_cast<int>(scheduler_->stats().preemptions));
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, PreemptionStorm, ::testing::Range(1u, 25u));
+// Some read a few tokens at a time, then all of them read all.
+void PreemptionStorm::ReadAll() {
+  for (const auto& [i, sink] : sinks_) sink->SetReady(true);
+  for (int turn = 0; turn < 40; ++turn) {
+    for (const auto& [i, sink] : sinks_) sink->Read(Pick(4));
+    scheduler_->Wake();
+    absl::SleepFor(absl::Microseconds(200));
+  }
+  for (const auto& [i, sink] : sinks_) sink->SetRoom(1 << 20);
+  scheduler_->Wake();
+}
+
+void PreemptionStorm::ExpectAsAlone(size_t i) {
+  const Sink& sink = sinks_[i];
+  ASSERT_TRUE(sink->WaitDone());
+  EXPECT_EQ(sink->dones(), 1);
+  if (flags_.contains(i) && !sink->status().ok()) {
+    EXPECT_THAT(sink->status(),
+                StatusIs(absl::StatusCode::kCancelled, HasSubstr("caller")));
+    const auto all = alone_[i]->tokens();
+    const auto some = sink->tokens();
+    ASSERT_LE(some.size(), all.size());
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
+    return;
+  }
+  PC_EXPECT_OK(sink->status());
+  EXPECT_EQ(sink->starts(), 1);
+  EXPECT_EQ(sink->tokens(), alone_[i]->tokens());
+  EXPECT_EQ(sink->text(), alone_[i]->text());
+  const CompletedEvent got = sink->completed();
+  const CompletedEvent want = alone_[i]->completed();
+  EXPECT_EQ(got.logits_sha256, want.logits_sha256);
+  EXPECT_EQ(got.finish_reason, want.finish_reason);
+  EXPECT_EQ(got.stop_string, want.stop_string);
+}
+
+void PreemptionStorm::Blow(uint32_t seed) {
+  random_.seed(seed);
+  requests_.clear();
+  sinks_.clear();
+  flags_.clear();
+  for (int i = 0; i < 40; ++i) requests_.push_back(RandomRequest());
+  alone_ = RunAlone(requests_, /*with_cache=*/false);
+  StartStorm();
+  SubmitAll();
+  for (const auto& [i, flag] : flags_) flag->Cancel();
+  ReadAll();
+  for (const auto& [i, sink] : sinks_) {
+    SCOPED_TRACE(i);
+    ExpectAsAlone(i);
+  }
+  EXPECT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(20)));
+  EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
+  preemptions_ += scheduler_->stats().preemptions;
+  reader_pauses_ += scheduler_->stats().reader_pauses;
+  scheduler_.reset();
+  cache_.SetAcquireHook({});
+}
+
+// In one test, so that it can say that there was a storm.
+TEST_F(PreemptionStorm, EveryAnswerIsThatOfAnUndisturbedRequest) {
+  for (uint32_t seed = 1; seed < 25; ++seed) {
+    SCOPED_TRACE(seed);
+    Blow(seed);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(preemptions_, 0u);
+  EXPECT_GT(reader_pauses_, 0u);
+}
 
 }  // namespace
 }  // namespace promptcache::worker

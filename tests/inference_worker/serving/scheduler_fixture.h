@@ -50,9 +50,8 @@ class SchedulerTest : public ::testing::Test {
         backend_.layout(),
         num_pages * std::max<uint64_t>(backend_.layout().page_bytes(), 64));
     client_ = cache_.NewClient();
-    scheduler_ =
-        *Scheduler::Create(options_, &backend_, pages_.get(), &tokenizer_,
-                           with_cache ? client_.get() : nullptr);
+    scheduler_ = *Scheduler::Create(options_, &backend_, pages_.get(), speaks_,
+                                    with_cache ? client_.get() : nullptr);
   }
   std::shared_ptr<RecordingSink> Submit(GenerationRequest request) {
     auto sink = std::make_shared<RecordingSink>();
@@ -73,6 +72,7 @@ class SchedulerTest : public ::testing::Test {
   Scheduler::Options options_;
   HashBackend backend_;
   LetterTokenizer tokenizer_;
+  const Tokenizer* speaks_ = &tokenizer_;  // in what Start makes
   FakeCache cache_;
   std::unique_ptr<PrivatePages> pages_;
   std::unique_ptr<CacheClient> client_;

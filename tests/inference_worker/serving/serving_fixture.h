@@ -70,9 +70,9 @@ class RecordingSink final : public GenerationSink {
   }
   void OnToken(TokenEvent event) override {
     MutexLock lock(&mu_);
-    if (tokens_.empty()) first_top_ = event.top;
     tokens_.push_back(event.id);
     text_ += event.text;
+    events_.push_back(std::move(event));
     changed_.SignalAll();
   }
   void OnDone(const absl::Status& status,
@@ -122,9 +122,14 @@ class RecordingSink final : public GenerationSink {
     MutexLock lock(&mu_);
     return text_;
   }
+  std::vector<TokenEvent> events() {
+    MutexLock lock(&mu_);
+    return events_;
+  }
   std::vector<std::pair<int32_t, float>> first_top() {
     MutexLock lock(&mu_);
-    return first_top_;
+    if (events_.empty()) return {};
+    return events_.front().top;
   }
   StartedEvent started() {
     MutexLock lock(&mu_);
@@ -166,7 +171,7 @@ class RecordingSink final : public GenerationSink {
   CompletedEvent completed_ ABSL_GUARDED_BY(mu_);
   std::vector<int32_t> tokens_ ABSL_GUARDED_BY(mu_);
   std::string text_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::pair<int32_t, float>> first_top_ ABSL_GUARDED_BY(mu_);
+  std::vector<TokenEvent> events_ ABSL_GUARDED_BY(mu_);
 };
 
 // The plan with its keys.
