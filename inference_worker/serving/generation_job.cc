@@ -59,7 +59,8 @@ void GenerationJob::MakeExecution() {
   execution_ = std::make_unique<PlanExecution>(request.prompt->plan,
                                                pages_->layout(), options);
   encoded_.assign(request.prompt->plan->modules.size(), false);
-  created_.resize(request.prompt->plan->modules.size());
+  earlier_.resize(encoded_.size(), StateSource::kFresh);
+  spared_.resize(encoded_.size(), false);
   fresh_queued_ = false;
 }
 
@@ -202,9 +203,11 @@ absl::Status GenerationJob::BeginStage() {
       continue;
     }
     encoded_[i] = true;
-    if (source != ModuleSource::kRead) {
-      execution_->EncodeModule(i, TakePages(execution_->temporary_pages(i)));
-    }
+    if (source == ModuleSource::kRead) continue;
+    execution_->EncodeModule(i, TakePages(execution_->temporary_pages(i)));
+    if (!spared_[i]) continue;
+    spared_[i] = false;
+    last_pauses_->recomputed_tokens += execution_->module_rows(i);
   }
   if (!execution_->memory_status().ok()) return execution_->memory_status();
   if (request.warm || modules.HasPending() || fresh_queued_) {
@@ -269,12 +272,6 @@ void GenerationJob::StartDecoding() {
     event.misses = Misses();
     event.notices = Notices();
     event.ttft = timings.ttft;
-    std::vector<StateSource> told;
-    told.reserve(modules.sources.size());
-    for (size_t i = 0; i < modules.sources.size(); ++i) {
-      told.push_back(SourceOf(i));
-    }
-    told_ = std::move(told);
     sink->OnStarted(event);
     for (TokenEvent& token : unsent_) sink->OnToken(std::move(token));
     unsent_.clear();
@@ -349,10 +346,15 @@ StateSource GenerationJob::SourceNow(size_t module) const {
 }
 
 StateSource GenerationJob::SourceOf(size_t module) const {
-  if (!told_.empty()) return told_[module];
   const StateSource now = SourceNow(module);
-  return now == StateSource::kRead && created_[module] ? StateSource::kCreated
-                                                       : now;
+  const StateSource before = earlier_[module];
+  const bool computed =
+      before == StateSource::kCreated || before == StateSource::kComputed;
+  // Read now, because it was computed before; or needed only then.
+  if (now == StateSource::kFresh || (now == StateSource::kRead && computed)) {
+    return before;
+  }
+  return now;
 }
 
 std::vector<std::string> GenerationJob::Notices() const {
@@ -469,26 +471,28 @@ void GenerationJob::Restart(const std::string& notice) {
     for (const std::string& n : modules.notices) notices_.push_back(n);
     notices_.push_back(notice);
     private_only_ = true;
-    told_.clear();
-    created_.assign(created_.size(), false);
+    earlier_.assign(earlier_.size(), StateSource::kFresh);
+    spared_.assign(spared_.size(), false);
   }
   GiveBack();
 }
 
-uint64_t GenerationJob::Preempt(Pause pause) {
-  // What was committed stays in the cache.
+void GenerationJob::Preempt(Pause pause) {
   uint64_t rows = execution_->rows_done();
   for (size_t i = 0; i < modules.sources.size(); ++i) {
-    if (SourceNow(i) != StateSource::kCreated) continue;
-    created_[i] = true;
-    const pml::PlanModule& module = request.prompt->plan->modules[i];
-    rows -= static_cast<uint64_t>(module.num_tokens());
+    const StateSource now = SourceNow(i);
+    // It stays in the cache.
+    if (now == StateSource::kCreated) rows -= execution_->module_rows(i);
+    if (now != StateSource::kComputed) spared_[i] = true;
+    // What an answer was not begun with counts when it was kept, at most.
+    if (state == State::kDecode || now == StateSource::kCreated) {
+      earlier_[i] = SourceOf(i);
+    }
   }
-  Pauses& pauses = pause == Pause::kPages ? page_pauses : reader_pauses;
-  ++pauses.count;
-  pauses.recomputed_tokens += rows;
+  last_pauses_ = pause == Pause::kPages ? &page_pauses : &reader_pauses;
+  ++last_pauses_->count;
+  last_pauses_->recomputed_tokens += rows;
   GiveBack();
-  return rows;
 }
 
 void GenerationJob::GiveBack() {

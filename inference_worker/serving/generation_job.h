@@ -106,9 +106,9 @@ class GenerationJob {
     kPages,   // they need its pages, and it is the one to wait
     kReader,  // its place, too: its reader is behind
   };
-  // REQUIRES: no task has `modules`. Returns how many tokens must be computed
-  // again.
-  uint64_t Preempt(Pause pause);
+  // REQUIRES: no task has `modules`. What must be computed again is counted
+  // here; and by BeginStage what is not in the cache any more.
+  void Preempt(Pause pause);
   // Gives lease, reservations and pages back.
   void Release();
 
@@ -148,6 +148,9 @@ class GenerationJob {
   };
   Pauses page_pauses;
   Pauses reader_pauses;
+  uint64_t recomputed_tokens() const {
+    return page_pauses.recomputed_tokens + reader_pauses.recomputed_tokens;
+  }
 
  private:
   // A module in the host tier that the GPU does not read in place.
@@ -163,7 +166,7 @@ class GenerationJob {
   uint32_t CountRetained(uint32_t tail_chunks) const;
   uint64_t TailPagesNow() const;
   void GiveBack();
-  // In this attempt, and as the request is told.
+  // In this attempt; and in all of them.
   StateSource SourceNow(size_t module) const;
   StateSource SourceOf(size_t module) const;
   std::vector<std::string> Notices() const;
@@ -179,9 +182,13 @@ class GenerationJob {
   std::vector<std::byte*> held_pages_;   // all that are ours
   std::vector<std::byte*> spare_pages_;  // of those: not used yet
   std::vector<bool> encoded_;
-  // By attempts before this one, for which the cache was asked again.
-  std::vector<bool> created_;
-  std::vector<StateSource> told_;  // with OnStarted; empty: nothing yet
+  // Of attempts before this one, that ended in a pause. Where the states came
+  // from that they used; kFresh: they used none.
+  std::vector<StateSource> earlier_;
+  // What they had not to compute, or left in the cache: to compute it now is
+  // the pause's doing.
+  std::vector<bool> spared_;
+  Pauses* last_pauses_ = nullptr;
   // Of pages that are being filled: copies of ours end before pages go back.
   std::vector<std::unique_ptr<Arrival>> arrivals_;
   bool private_only_ = false;

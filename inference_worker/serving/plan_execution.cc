@@ -144,6 +144,11 @@ uint64_t PlanExecution::temporary_pages(size_t module) const {
   return layout_.PagesFor(TemporaryTokens(plan_->modules[module]));
 }
 
+uint64_t PlanExecution::module_rows(size_t module) const {
+  return static_cast<uint64_t>(plan_->modules[module].num_tokens()) +
+         TemporaryTokens(plan_->modules[module]);
+}
+
 void PlanExecution::AddTail(std::span<std::byte* const> pages) {
   CHECK_LE(tail_.write.size() + pages.size(), max_tail_pages());
   tail_.read.insert(tail_.read.end(), pages.begin(), pages.end());

@@ -88,6 +88,8 @@ class PlanExecution {
   uint64_t module_pages(size_t module) const;
   // For texts that a module saw and whose states are thrown away.
   uint64_t temporary_pages(size_t module) const;
+  // That EncodeModule queues, those of such texts included.
+  uint64_t module_rows(size_t module) const;
 
   // Pages at the tail's end. REQUIRES: never more than max_tail_pages.
   void AddTail(std::span<std::byte* const> pages);

@@ -410,7 +410,10 @@ void Scheduler::OnAcquired(const Job& job, ModuleSet set) {
 }
 
 void Scheduler::Begin(const Job& job) {
-  if (const absl::Status begun = job->BeginStage(); !begun.ok()) {
+  const uint64_t before = job->recomputed_tokens();
+  const absl::Status begun = job->BeginStage();
+  recomputed_tokens_ += job->recomputed_tokens() - before;
+  if (!begun.ok()) {
     LOG(ERROR) << "a request's pages: " << begun;
     Fail(job.get(), absl::InternalError(absl::StrCat(
                         "the model could not be run: ", begun.message())));
@@ -516,7 +519,9 @@ void Scheduler::RestartJob(GenerationJob* job, const std::string& notice) {
 
 void Scheduler::Preempt(GenerationJob* job, GenerationJob::Pause pause) {
   ++(pause == GenerationJob::Pause::kPages ? preemptions_ : reader_pauses_);
-  recomputed_tokens_ += job->Preempt(pause);
+  const uint64_t before = job->recomputed_tokens();
+  job->Preempt(pause);
+  recomputed_tokens_ += job->recomputed_tokens() - before;
   Requeue(job);
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "inference_worker/serving/scheduler.h"
 #include "tests/inference_worker/serving/scheduler_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -191,6 +192,57 @@ TEST_F(PausedAnswerTest, ModulesThatWereEvictedMeanwhileChangeNothing) {
                                  [this] { cache_.EvictUnleased(); });
   }
   EXPECT_GT(cache_.counters().commits, 3 * kTokens);
+}
+
+// Plans with contexts and scaffold texts, which are computed with a module and
+// not kept; before the first request the modules are there or are not.
+TEST_F(PausedAnswerTest, WhatIsComputedAgainIsCountedToTheRow) {
+  for (uint32_t seed = 1; seed <= 12; ++seed) {
+    const GenerationRequest request = Described(PlanBuilder::Random(seed));
+    for (const bool there : {false, true}) {
+      const auto prepare = [&] {
+        cache_.EvictUnleased();
+        if (there) RunAlone(request);
+      };
+      prepare();
+      RunAlone(request);
+      const uint64_t rows = scheduler_->stats().rows;
+      for (const bool evicted : {false, true}) {
+        SCOPED_TRACE(absl::StrCat(seed, there ? " there" : "",
+                                  evicted ? " evicted" : ""));
+        prepare();
+        RunPaused(request, 5, [&] {
+          if (evicted) cache_.EvictUnleased();
+        });
+        const SchedulerStats stats = scheduler_->stats();
+        // The other request has three.
+        EXPECT_EQ(stats.rows, rows + 3 + stats.recomputed_tokens);
+      }
+    }
+  }
+}
+
+TEST_F(PausedAnswerTest, UsageSaysHowItWasInTheEnd) {
+  const GenerationRequest request = Described(PlanBuilder::Exact(7));
+  constexpr uint32_t kModules = 16;
+  const auto usage = [&](bool evicted, bool memory) {
+    const Sink sink = RunPaused(request, 5, [&] {
+      if (evicted) cache_.EvictUnleased();
+      cache_.SetNoMemory(!memory);
+    });
+    cache_.SetNoMemory(false);
+    const Usage u = sink->completed().usage;
+    EXPECT_EQ(u.prompt_tokens,
+              u.cached_tokens + u.created_tokens + u.fresh_tokens);
+    return std::pair(u.cached_tokens, u.created_tokens);
+  };
+  // Created, and read when it went on.
+  EXPECT_EQ(usage(false, true), std::pair(0u, kModules));
+  EXPECT_EQ(usage(false, true), std::pair(kModules, 0u));
+  // Read, and created when it went on.
+  EXPECT_EQ(usage(true, true), std::pair(0u, kModules));
+  // Read, and not kept when it went on.
+  EXPECT_EQ(usage(true, false), std::pair(0u, 0u));
 }
 
 }  // namespace
