@@ -30,8 +30,12 @@ absl::Status Scheduler::Options::Validate() const {
         absl::StrCat("step_tokens is ", step_tokens,
                      ", must be more than max_running (", max_running, ")"));
   }
-  if (reader_patience < absl::ZeroDuration()) {
-    return absl::InvalidArgumentError("reader_patience is negative");
+  if (reader_patience < absl::ZeroDuration() ||
+      reader_limit < reader_patience) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "reader_patience is ", absl::FormatDuration(reader_patience),
+        ", must be 0 to reader_limit (", absl::FormatDuration(reader_limit),
+        ")"));
   }
   return absl::OkStatus();
 }
@@ -172,6 +176,8 @@ void Scheduler::Run() {
     CheckDeadlines();
     EndDoneJobs();
     NoteReaders();
+    while (TakeFromSlowReader(options_.reader_limit)) {
+    }
     AdmitQueued();
     runnable = Step();
     EndDoneJobs();
@@ -316,7 +322,7 @@ void Scheduler::AdmitQueued() {
     const auto next = NextQueued();
     if (next == queue_.end()) return;
     if (running_.size() >= options_.max_running) {
-      if (!TakeFromSlowReader()) return;
+      if (!TakeFromSlowReader(options_.reader_patience)) return;
       continue;
     }
     GenerationJob& first = **next;
@@ -331,7 +337,7 @@ void Scheduler::AdmitQueued() {
       continue;
     }
     if (!first.Admit(with_cache, kPagesAhead * running_.size())) {
-      if (!TakeFromSlowReader()) return;
+      if (!TakeFromSlowReader(options_.reader_patience)) return;
       continue;
     }
     const Job job = std::move(*next);

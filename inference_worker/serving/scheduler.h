@@ -62,8 +62,8 @@ struct SchedulerStats {
 // could have all its pages is refused, so the last one running has enough.
 //
 // A request whose reader is behind is not computed on. After a while it gives
-// its place, its pages and its lease to whoever waits for one of them, and
-// waits itself until its reader has caught up.
+// its place, its pages and its lease to whoever waits for one of them, after a
+// long while to nobody, and waits itself until its reader has caught up.
 //
 // Thread-safe. The destructor ends what is running with Cancelled.
 class Scheduler {
@@ -83,6 +83,8 @@ class Scheduler {
     absl::Duration commit_timeout = absl::Seconds(5);
     // How long a reader may be behind while others wait for its place or pages.
     absl::Duration reader_patience = absl::Milliseconds(500);
+    // How long at all: what its lease holds in memory is the whole node's.
+    absl::Duration reader_limit = absl::Seconds(30);
     absl::Status Validate() const;
   };
 
@@ -149,9 +151,9 @@ class Scheduler {
   void Begin(const Job& job);
   void RestartJob(GenerationJob* job, const std::string& notice);
   void Preempt(GenerationJob* job, GenerationJob::Pause pause);
-  // Of a request whose reader has been behind for too long. False: there is
+  // Of a request whose reader has been behind for so long. False: there is
   // none.
-  bool TakeFromSlowReader();
+  bool TakeFromSlowReader(absl::Duration patience);
   // From running_ to the head of the queue: it has waited already.
   void Requeue(GenerationJob* job);
   // Runs `task` on the executor and `then` on the scheduler's thread.

@@ -102,8 +102,8 @@ GenerationJob* Scheduler::NextVictim() {
   return candidates < 2 ? nullptr : next;
 }
 
-bool Scheduler::TakeFromSlowReader() {
-  const absl::Time since = absl::Now() - options_.reader_patience;
+bool Scheduler::TakeFromSlowReader(absl::Duration patience) {
+  const absl::Time since = absl::Now() - patience;
   GenerationJob* const job = ToPause([&](const GenerationJob& j) {
     return j.state == State::kDecode && j.behind_since <= since;
   });
@@ -122,7 +122,7 @@ void Scheduler::GrowTail(GenerationJob* job) {
                                                  grown.message())));
       return;
     }
-    if (TakeFromSlowReader()) continue;
+    if (TakeFromSlowReader(options_.reader_patience)) continue;
     GenerationJob* victim = NextVictim();
     if (victim == nullptr) return;  // until the executor's tasks are back
     Preempt(victim, GenerationJob::Pause::kPages);

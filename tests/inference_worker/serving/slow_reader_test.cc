@@ -175,7 +175,25 @@ TEST_F(SlowReaderTest, APausedRequestHeedsItsDeadline) {
                                           HasSubstr("deadline")));
 }
 
-TEST_F(SlowReaderTest, ANegativePatienceIsRefused) {
+TEST_F(SlowReaderTest, AfterALongWhileItKeepsNothingAlthoughNobodyWaits) {
+  options_.reader_limit = absl::Milliseconds(100);
+  Start();
+  const GenerationRequest request = Request(PlanBuilder::Exact(7), 30);
+  const Sink stalled = SubmitStalled(request, 5);
+  EXPECT_EQ(cache_.counters().live_leases, 1u);
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (cache_.counters().live_leases > 0 && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_EQ(cache_.counters().live_leases, 0u);
+  ReadAll(stalled);
+  ExpectWhole(stalled, request);
+}
+
+TEST_F(SlowReaderTest, PatienceIsWithinItsLimits) {
+  options_.reader_patience = options_.reader_limit + absl::Milliseconds(1);
+  EXPECT_THAT(options_.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                            HasSubstr("reader_limit")));
   options_.reader_patience = -absl::Milliseconds(1);
   EXPECT_THAT(options_.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
                                             HasSubstr("reader_patience")));
