@@ -17,6 +17,12 @@ uint64_t DomainHash(std::string_view domain) {
   return hash < 2 ? hash + 2 : hash;
 }
 
+// A request reads what was found, or would have kept what was not.
+bool CountsHits(AcquirePurpose purpose) {
+  return purpose == AcquirePurpose::kRequest ||
+         purpose == AcquirePurpose::kProbe;
+}
+
 constexpr size_t kCacheLineBytes = 64;
 
 void PrefetchForWrite(const void* p) { __builtin_prefetch(p, /*rw=*/1); }
@@ -61,7 +67,7 @@ absl::StatusOr<AcquireResult> CacheState::Acquire(SessionId session_id,
   }
   for (size_t i : missing) AnswerMissing(&asked, i, now, effects);
   for (size_t i = 0; i < request.keys.size(); ++i) {
-    CountLookup(result.modules[i], session.args.device,
+    CountLookup(result.modules[i], request.purpose, session.args.device,
                 request.keys[i].num_tokens);
   }
   if (result.lease != LeaseId{}) {
@@ -142,12 +148,14 @@ bool CacheState::AnswerPresent(Asked* asked, size_t index, absl::Time now,
     return false;
   }
   if (entry->state == ModuleState::kReserved) {
-    out.outcome = Outcome::kPending;
     out.miss_reason = MissReason::kNotYetCommitted;
+    if (asked->request->no_wait) return true;
+    out.outcome = Outcome::kPending;
     entry->reservation->waiters.push_back(
         {.session = asked->session_id,
          .request_id = asked->request->request_id,
          .index = static_cast<uint32_t>(index),
+         .purpose = asked->request->purpose,
          .want_page_sums = asked->request->want_page_sums,
          .reserve = asked->request->reserve_missing});
     return true;
@@ -160,7 +168,8 @@ bool CacheState::AnswerPresent(Asked* asked, size_t index, absl::Time now,
   const Tier found_in = entry->tier;
   if (args.reads_arriving) StartArrival(entry, device, effects);
   LeaseOf(asked);
-  Hit(entry, device, asked->request->want_page_sums, now, &out);
+  Hit(entry, device, asked->request->purpose, asked->request->want_page_sums,
+      now, &out);
   out.found_in = found_in;  // not where it is promoted to
   asked->leased.push_back(entry);
   return true;
@@ -227,16 +236,25 @@ void CacheState::AnswerMissing(Asked* asked, size_t index, absl::Time now,
   ShowReservation(*added, &out);
 }
 
-void CacheState::CountLookup(const AcquiredModule& module, uint32_t device,
+void CacheState::CountLookup(const AcquiredModule& module,
+                             AcquirePurpose purpose, uint32_t device,
                              uint32_t num_tokens) {
+  if (module.outcome == Outcome::kPending || !CountsHits(purpose)) return;
   if (module.outcome == Outcome::kHit) {
     ++counters_.hit_lookups;
     counters_.hit_tokens += num_tokens;
     Counted& hits = tier_counters_[IndexOf(module.found_in, device)].hits;
     ++hits.count;
     hits.volume += num_tokens;
-    return;
+  } else if (purpose == AcquirePurpose::kProbe) {
+    ++counters_.missed_probes.count;
+    counters_.missed_probes.volume += num_tokens;
+  } else {
+    CountMiss(module, num_tokens);
   }
+}
+
+void CacheState::CountMiss(const AcquiredModule& module, uint32_t num_tokens) {
   ++counters_.miss_lookups;
   counters_.miss_tokens += num_tokens;
   Counted& counted = counters_.misses[static_cast<size_t>(module.miss_reason)];
@@ -247,6 +265,12 @@ void CacheState::CountLookup(const AcquiredModule& module, uint32_t device,
       counters_.differing[static_cast<size_t>(module.differing_field)];
   ++differing.count;
   differing.volume += num_tokens;
+}
+
+void CacheState::CountResolved(const PendingResolved& resolved,
+                               const Waiter& waiter, const Entry& entry) {
+  CountLookup(resolved.module, waiter.purpose, entry.device,
+              entry.metadata.num_tokens);
 }
 
 LeaseId CacheState::LeaseOf(Asked* asked) {
@@ -263,11 +287,11 @@ LeaseId CacheState::NewLease(SessionId session, std::vector<Entry*> entries) {
   return id;
 }
 
-void CacheState::Hit(Entry* entry, uint32_t device, bool want_page_sums,
-                     absl::Time now, AcquiredModule* out) {
+void CacheState::Hit(Entry* entry, uint32_t device, AcquirePurpose purpose,
+                     bool want_page_sums, absl::Time now, AcquiredModule* out) {
   Update(entry, [&] {
     ++entry->num_leases;
-    ++entry->hits;
+    if (CountsHits(purpose)) ++entry->hits;
     entry->Touch(now);
   });
   if (entry->state == ModuleState::kMoving) entry->move_cancelled = true;
@@ -374,19 +398,23 @@ void CacheState::ResolveHits(Entry* entry, std::span<const Waiter> waiters,
   for (const Waiter& waiter : waiters) {
     PendingResolved* resolved = Deliver(waiter, effects);
     if (resolved == nullptr) continue;
-    Hit(entry, entry->device, waiter.want_page_sums, now, &resolved->module);
+    Hit(entry, entry->device, waiter.purpose, waiter.want_page_sums, now,
+        &resolved->module);
     resolved->lease = NewLease(waiter.session, {entry});
+    CountResolved(*resolved, waiter, *entry);
   }
 }
 
-void CacheState::ResolveMisses(std::span<const Waiter> waiters,
+void CacheState::ResolveMisses(const Entry& entry,
+                               std::span<const Waiter> waiters,
                                MissReason reason, IdentityField differing_field,
-                               Effects* effects) const {
+                               Effects* effects) {
   for (const Waiter& waiter : waiters) {
     PendingResolved* resolved = Deliver(waiter, effects);
     if (resolved == nullptr) continue;
     resolved->module.miss_reason = reason;
     resolved->module.differing_field = differing_field;
+    CountResolved(*resolved, waiter, entry);
   }
 }
 
@@ -437,7 +465,7 @@ void CacheState::AbortReservation(Entry* entry, absl::Time now,
     HandOver(entry, *next, effects);
     return;
   }
-  ResolveMisses(reservation.waiters, reservation.reason,
+  ResolveMisses(*entry, reservation.waiters, reservation.reason,
                 reservation.differing_field, effects);
   HideReserved(entry, /*lost=*/false);
 }
@@ -475,6 +503,7 @@ void CacheState::HandOver(Entry* entry, const Waiter& waiter,
   resolved->lease = reservation.lease;
   resolved->module.miss_reason = MissReason::kNotYetCommitted;
   ShowReservation(*entry, &resolved->module);
+  CountResolved(*resolved, waiter, *entry);
 }
 
 absl::Status CacheState::Release(SessionId session_id, LeaseId lease_id,

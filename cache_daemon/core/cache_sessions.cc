@@ -155,13 +155,13 @@ void CacheState::LoseReservation(Entry* entry, absl::Time now,
   }
   HideReserved(entry, /*lost=*/true);
   if (!next.has_value()) {
-    ResolveMisses(waiters, reason, field, effects);
+    ResolveMisses(*entry, waiters, reason, field, effects);
     return;
   }
   Entry* const added = AddReserved(std::move(heir), now, effects);
   if (added == nullptr) {
     waiters.insert(waiters.begin(), *next);
-    ResolveMisses(waiters, MissReason::kNoMemory, IdentityField::kNone,
+    ResolveMisses(*entry, waiters, MissReason::kNoMemory, IdentityField::kNone,
                   effects);
     return;
   }

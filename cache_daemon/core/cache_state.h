@@ -265,21 +265,26 @@ class CacheState {
                      Effects* effects);
   // `first_copy`: of those on other devices.
   void ExplainMiss(const Asked& asked, size_t index, const Entry* first_copy);
-  // `device`: of the session.
-  void CountLookup(const AcquiredModule& module, uint32_t device,
-                   uint32_t num_tokens);
+  // Of the session's device. A PENDING key is counted when it is resolved.
+  void CountLookup(const AcquiredModule& module, AcquirePurpose purpose,
+                   uint32_t device, uint32_t num_tokens);
+  void CountMiss(const AcquiredModule& module, uint32_t num_tokens);
+  void CountResolved(const PendingResolved& resolved, const Waiter& waiter,
+                     const Entry& entry);
   // The one lease of an Acquire, made when it is first needed.
   LeaseId LeaseOf(Asked* asked);
   // Leases the entry to a session of `device`; the caller adds it to the lease.
-  void Hit(Entry* entry, uint32_t device, bool want_page_sums, absl::Time now,
-           AcquiredModule* out);
+  void Hit(Entry* entry, uint32_t device, AcquirePurpose purpose,
+           bool want_page_sums, absl::Time now, AcquiredModule* out);
   static void ShowReservation(const Entry& entry, AcquiredModule* out);
   void CommitOne(SessionId session, const CommitModule& module, absl::Time now,
                  CommitResult* result, Effects* effects);
   void ResolveHits(Entry* entry, std::span<const Waiter> waiters,
                    absl::Time now, Effects* effects);
-  void ResolveMisses(std::span<const Waiter> waiters, MissReason reason,
-                     IdentityField differing_field, Effects* effects) const;
+  // `entry`: what they waited for.
+  void ResolveMisses(const Entry& entry, std::span<const Waiter> waiters,
+                     MissReason reason, IdentityField differing_field,
+                     Effects* effects);
   // The holder stopped writing: its pages serve the next one in line.
   void AbortReservation(Entry* entry, absl::Time now, Effects* effects);
   void CountAbort(const Entry& entry, absl::Time now, Effects* effects);

@@ -16,6 +16,7 @@ struct Waiter {
   SessionId session{};
   uint64_t request_id = 0;
   uint32_t index = 0;
+  AcquirePurpose purpose = AcquirePurpose::kRequest;
   bool want_page_sums = false;
   bool reserve = false;  // takes the reservation over if it is free
 };

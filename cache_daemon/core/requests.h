@@ -27,6 +27,10 @@ struct AcquireRequest {
   std::span<const AcquireKey> keys;
   bool reserve_missing = false;
   bool want_page_sums = false;
+  AcquirePurpose purpose = AcquirePurpose::kRequest;
+  // What another session is encoding is a miss, kNotYetCommitted: the asker
+  // does not wait for it.
+  bool no_wait = false;
   std::string_view schema;
   std::string_view isolation_domain = "default";
 };

@@ -197,6 +197,14 @@ struct TierStats {
   bool mapped_read_only = true;
 };
 
+// node.v1.AcquirePurpose: what of an Acquire counts.
+enum class AcquirePurpose : uint8_t {
+  kRequest,  // hits and misses
+  kProbe,    // hits; misses apart
+  kAgain,    // nothing: it did the first time
+  kKeep,     // nothing: no request asked
+};
+
 // node.v1.ReportUse.
 struct RequestUse {
   uint64_t cached_tokens = 0;
@@ -215,6 +223,8 @@ struct CacheStats {
   uint64_t miss_lookups = 0;
   uint64_t hit_tokens = 0;
   uint64_t miss_tokens = 0;
+  Counted
+      missed_probes;  // no misses: nobody asked to keep what they looked for
   Counted misses[kNumMissReasons];
   // Of kIdentityDiffers, by the first field that differs.
   Counted differing[kNumIdentityFields + 1];

@@ -186,6 +186,19 @@ absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
   return keys;
 }
 
+AcquirePurpose FromProto(node::v1::AcquirePurpose proto) {
+  switch (proto) {
+    case node::v1::ACQUIRE_PURPOSE_PROBE:
+      return AcquirePurpose::kProbe;
+    case node::v1::ACQUIRE_PURPOSE_AGAIN:
+      return AcquirePurpose::kAgain;
+    case node::v1::ACQUIRE_PURPOSE_KEEP:
+      return AcquirePurpose::kKeep;
+    default:
+      return AcquirePurpose::kRequest;
+  }
+}
+
 absl::StatusOr<std::vector<CommitModule>> ModulesFromProto(
     const node::v1::CommitRequest& request, const PageShape& shape) {
   const int n = request.reservation_ids_size();
@@ -428,6 +441,8 @@ v1::CacheStats ToProto(const CacheStats& stats) {
   proto.set_miss_lookups(stats.miss_lookups);
   proto.set_hit_tokens(stats.hit_tokens);
   proto.set_miss_tokens(stats.miss_tokens);
+  proto.set_missed_probe_lookups(stats.missed_probes.count);
+  proto.set_missed_probe_tokens(stats.missed_probes.volume);
   proto.set_commits(stats.commits);
   proto.set_aborted_reservations(stats.aborted_reservations);
   proto.set_promotions(stats.promotions);

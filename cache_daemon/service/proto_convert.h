@@ -30,6 +30,8 @@ WorkerDevice DeviceFromProto(const node::v1::Hello& hello);
 void DescribeSegments(const PagePool& pool, uint32_t device,
                       node::v1::Welcome* welcome);
 
+// What is not known is kRequest: an older worker does not say it.
+AcquirePurpose FromProto(node::v1::AcquirePurpose proto);
 // Paths point into `request`.
 absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
     const node::v1::AcquireRequest& request);

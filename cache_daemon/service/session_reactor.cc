@@ -310,6 +310,8 @@ absl::Status SessionReactor::HandleAcquire(
        .keys = keys,
        .reserve_missing = request.reserve_missing(),
        .want_page_sums = request.want_page_sums(),
+       .purpose = FromProto(request.purpose()),
+       .no_wait = request.no_wait(),
        .schema = request.schema(),
        .isolation_domain = domain.empty() ? std::string_view("default")
                                           : std::string_view(domain)});

@@ -30,6 +30,14 @@ enum class CacheMissReason : uint32_t {
   kOnOtherDevice = 9,
 };
 
+// node.v1.AcquirePurpose: what the daemon's statistics make of an Acquire.
+enum class AcquirePurpose {
+  kRequest,  // of a request: hits and misses
+  kProbe,    // would keep nothing: what is missing is no miss
+  kAgain,    // the same request, whose first Acquire was answered
+  kKeep,     // of no request
+};
+
 // One module asked for. The paths and parts serve reasons and lists only.
 struct AcquireKey {
   ModuleKey key;
@@ -164,6 +172,9 @@ class CacheClient {
     std::vector<AcquireKey> keys;
     bool reserve_missing = true;
     bool want_page_sums = false;
+    AcquirePurpose purpose = AcquirePurpose::kRequest;
+    // Nothing is kPending: what others are encoding is a miss.
+    bool no_wait = false;
     std::string schema;
     std::string isolation_domain = "default";
   };

@@ -22,6 +22,20 @@ void AppendParts(const IdentityParts& parts, std::string* out) {
   out->append(reinterpret_cast<const char*>(parts.data()), sizeof(parts));
 }
 
+node::v1::AcquirePurpose ToProto(AcquirePurpose purpose) {
+  switch (purpose) {
+    case AcquirePurpose::kRequest:
+      return node::v1::ACQUIRE_PURPOSE_REQUEST;
+    case AcquirePurpose::kProbe:
+      return node::v1::ACQUIRE_PURPOSE_PROBE;
+    case AcquirePurpose::kAgain:
+      return node::v1::ACQUIRE_PURPOSE_AGAIN;
+    case AcquirePurpose::kKeep:
+      return node::v1::ACQUIRE_PURPOSE_KEEP;
+  }
+  return node::v1::ACQUIRE_PURPOSE_UNSPECIFIED;
+}
+
 node::v1::SessionRequest ToRequest(uint64_t request_id,
                                    const CacheClient::AcquireArgs& args) {
   node::v1::SessionRequest request;
@@ -29,6 +43,8 @@ node::v1::SessionRequest ToRequest(uint64_t request_id,
   acquire->set_request_id(request_id);
   acquire->set_reserve_missing(args.reserve_missing);
   acquire->set_want_page_sums(args.want_page_sums);
+  acquire->set_purpose(ToProto(args.purpose));
+  acquire->set_no_wait(args.no_wait);
   acquire->set_schema(args.schema);
   acquire->set_isolation_domain(args.isolation_domain);
   const size_t num_keys = args.keys.size();

@@ -142,6 +142,7 @@ class GenerationJob {
   // Set by Finish.
   bool succeeded = false;
   Usage usage;
+  bool asked_cache = false;  // and was given a lease, in any attempt
   struct Pauses {
     uint32_t count = 0;
     uint64_t recomputed_tokens = 0;  // because of them

@@ -34,6 +34,16 @@ void SetAllPrivate(const GenerationRequest& request, ModuleSet* set) {
   }
 }
 
+AcquirePurpose PurposeOf(const GenerationRequest& request, bool keeps_missing,
+                         bool again) {
+  if (request.warm) return AcquirePurpose::kKeep;
+  if (again) return AcquirePurpose::kAgain;
+  // A module of a schema is asked for by name, also by who only reads.
+  return keeps_missing || request.prompt->chunk_tokens == 0
+             ? AcquirePurpose::kRequest
+             : AcquirePurpose::kProbe;
+}
+
 // Reads some or all pages of a hit against the sums that the daemon keeps.
 bool PagesAreSound(const CacheLease& lease, size_t index,
                    const AcquisitionOptions& options, uint32_t* budget) {
@@ -213,7 +223,7 @@ ModuleSet PrivateModules(const GenerationRequest& request) {
 }
 
 ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
-                         const AcquisitionOptions& options) {
+                         const AcquisitionOptions& options, bool again) {
   const pml::Plan& plan = PlanOf(request);
   ModuleSet set;
   SetAllPrivate(request, &set);
@@ -224,6 +234,8 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
       request.cache_mode == CacheMode::kReadWrite &&
       (request.prompt->chunk_tokens == 0 || request.retain.has_value());
   args.want_page_sums = options.verify != VerifyMode::kNever;
+  args.purpose = PurposeOf(request, args.reserve_missing, again);
+  args.no_wait = request.pending_compute;
   args.schema = plan.schema;
   args.isolation_domain = request.isolation_domain;
   for (size_t i = 0; i < plan.modules.size(); ++i) {

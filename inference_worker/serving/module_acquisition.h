@@ -54,9 +54,10 @@ struct AcquisitionOptions {
 ModuleSet PrivateModules(const GenerationRequest& request);
 
 // One Acquire for all modules of the plan. Never fails: what the cache does not
-// give is kPrivate, with a notice that says why.
+// give is kPrivate, with a notice that says why. `again`: an earlier call for
+// this request was given a lease.
 ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
-                         const AcquisitionOptions& options);
+                         const AcquisitionOptions& options, bool again = false);
 
 // Of a warm prompt: gives its last module, when it was read, the prompt's
 // policy. A pin that was refused is a notice.

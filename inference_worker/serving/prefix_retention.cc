@@ -20,6 +20,7 @@ struct Chunks {
 CacheClient::AcquireArgs ArgsOf(const Chunks& chunks, size_t first,
                                 const std::string& domain) {
   CacheClient::AcquireArgs args;
+  args.purpose = AcquirePurpose::kKeep;
   args.schema = kPrefixSchema;
   args.isolation_domain = domain;
   for (size_t i = first; i < chunks.plan.modules.size(); ++i) {

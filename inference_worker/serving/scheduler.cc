@@ -390,12 +390,14 @@ void Scheduler::StartAcquire(const Job& job) {
   RunBlocking(
       job,
       [this, job, set] {
-        *set = AcquireModules(client_, job->request, acquisition_);
+        *set = AcquireModules(client_, job->request, acquisition_,
+                              /*again=*/job->asked_cache);
         ReplacePolicy(client_, job->request, set.get());
       },
       [this, job, set, begin] {
         job->timings.acquire += absl::Now() - begin;
         corrupt_ += set->corrupt;
+        job->asked_cache = job->asked_cache || set->lease != nullptr;
         OnAcquired(job, std::move(*set));
       });
 }

@@ -72,6 +72,14 @@ std::string Counts(const v1::CacheStats& stats) {
                           WithCommas(miss.lookups()),
                           WithCommas(miss.tokens()));
   }
+  if (stats.missed_probe_lookups() > 0) {
+    absl::StrAppendFormat(
+        &out,
+        "  no misses: %s lookups, %s tokens of plain prompts that nobody asked "
+        "to keep\n",
+        WithCommas(stats.missed_probe_lookups()),
+        WithCommas(stats.missed_probe_tokens()));
+  }
   absl::StrAppendFormat(
       &out, "requests  %s tokens read from the cache, %s created, %s fresh\n",
       WithCommas(stats.request_cached_tokens()),

@@ -279,19 +279,5 @@ TEST_F(SingleFlightTest, TheHoldersOwnWaiterInheritsNothingWhenItEnds) {
   EXPECT_EQ(UsedPages(), 0u);
 }
 
-TEST_F(SingleFlightTest, APendingLookupIsCountedOnce) {
-  const SessionId a = Open();
-  const AcquiredModule reserved = AskOne(a, 1, 2);
-  Ask(Open(), 1, 2);
-  CommitOne(a, reserved, 1);
-  const CacheStats stats = cache_->Stats();
-  EXPECT_EQ(stats.hit_lookups, 0u);
-  EXPECT_EQ(stats.miss_lookups, 2u);
-  const Counted& pending =
-      stats.misses[static_cast<size_t>(MissReason::kNotYetCommitted)];
-  EXPECT_EQ(pending.count, 1u);
-  EXPECT_EQ(pending.volume, 32u);
-}
-
 }  // namespace
 }  // namespace promptcache::daemon

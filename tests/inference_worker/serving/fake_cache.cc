@@ -28,9 +28,7 @@ class FakeLease final : public CacheLease {
       : cache_(cache), args_(args), session_(cache->session_) {
     entries_.resize(args.keys.size());
     for (size_t i = 0; i < args.keys.size(); ++i) {
-      modules_.push_back(cache->Look(args.keys[i].key, args.keys[i].num_tokens,
-                                     args.reserve_missing, args.want_page_sums,
-                                     &entries_[i]));
+      modules_.push_back(cache->Look(args.keys[i], args, &entries_[i]));
     }
     ++cache->counters_.live_leases;
   }
@@ -57,10 +55,8 @@ class FakeLease final : public CacheLease {
       if (cache_->down_ || session_ != cache_->session_) {
         return absl::UnavailableError("the daemon is gone");
       }
-      const AcquireKey& key = args_.keys[index];
       AcquiredModule now =
-          cache_->Look(key.key, key.num_tokens, args_.reserve_missing,
-                       args_.want_page_sums, &entries_[index]);
+          cache_->Look(args_.keys[index], args_, &entries_[index]);
       if (now.outcome != AcquireOutcome::kPending) {
         modules_[index] = std::move(now);
         break;
@@ -182,6 +178,7 @@ class FakeClient final : public CacheClient {
       return absl::UnavailableError("cache daemon unavailable");
     ++cache_->counters_.acquires;
     cache_->domains_.insert(args.isolation_domain);
+    cache_->purposes_.push_back(args.purpose);
     return std::make_unique<FakeLease>(cache_, args);
   }
   void ReportUse(const RequestUse& use) override {
@@ -235,40 +232,40 @@ AcquiredModule FakeCache::Describe(const Entry& entry, AcquireOutcome outcome,
   return module;
 }
 
-AcquiredModule FakeCache::Look(const ModuleKey& key, uint32_t num_tokens,
-                               bool reserve, bool want_sums,
+AcquiredModule FakeCache::Look(const AcquireKey& key,
+                               const CacheClient::AcquireArgs& args,
                                std::shared_ptr<Entry>* entry) {
   AcquiredModule module;
-  const auto it = entries_.find(key);
+  const auto it = entries_.find(key.key);
   if (it != entries_.end()) {
     *entry = it->second;
     if (it->second->reservation_id == 0) {
       ++counters_.hits;
-      module = Describe(*it->second, AcquireOutcome::kHit, want_sums);
+      module = Describe(*it->second, AcquireOutcome::kHit, args.want_page_sums);
       module.arriving = progress_ != nullptr;
       return module;
     }
-    module.outcome = AcquireOutcome::kPending;
+    if (!args.no_wait) module.outcome = AcquireOutcome::kPending;
     module.miss_reason = CacheMissReason::kNotYetCommitted;
     return module;
   }
   module.miss_reason = CacheMissReason::kNeverSeen;
-  if (!reserve) return module;
+  if (!args.reserve_missing) return module;
   if (no_memory_) {
     module.miss_reason = CacheMissReason::kNoMemory;
     return module;
   }
   auto fresh = std::make_shared<Entry>();
-  fresh->key = key;
+  fresh->key = key.key;
   fresh->reservation_id = next_id_++;
-  for (uint64_t p = 0; p < layout_.PagesFor(num_tokens); ++p) {
+  for (uint64_t p = 0; p < layout_.PagesFor(key.num_tokens); ++p) {
     auto page = device_->Allocate(layout_.page_bytes());
     CHECK(page.ok()) << page.status();
     fresh->pages.push_back(*std::move(page));
     // Garbage, as pages that were somebody else's.
     std::ranges::fill(fresh->page(p), std::byte{0x5A});
   }
-  entries_[key] = fresh;
+  entries_[key.key] = fresh;
   *entry = fresh;
   ++counters_.live_reservations;
   module = Describe(*fresh, AcquireOutcome::kReserved, false);
@@ -292,6 +289,11 @@ uint64_t FakeCache::num_modules() const {
 std::vector<CommitModule> FakeCache::committed() const {
   MutexLock lock(&mu_);
   return committed_;
+}
+
+std::vector<AcquirePurpose> FakeCache::purposes() const {
+  MutexLock lock(&mu_);
+  return purposes_;
 }
 
 std::set<std::string> FakeCache::domains() const {
@@ -367,7 +369,7 @@ void FakeCache::FlipBytes() {
 void FakeCache::ReserveElsewhere(const ModuleKey& key, uint32_t num_tokens) {
   MutexLock lock(&mu_);
   std::shared_ptr<Entry> entry;
-  CHECK(Look(key, num_tokens, true, false, &entry).outcome ==
+  CHECK(Look({.key = key, .num_tokens = num_tokens}, {}, &entry).outcome ==
         AcquireOutcome::kReserved);
 }
 

@@ -49,6 +49,8 @@ class FakeCache {
   std::vector<CommitModule> committed() const ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<PolicyChange> policy_changes() const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Of every Acquire that was answered.
+  std::vector<AcquirePurpose> purposes() const ABSL_LOCKS_EXCLUDED(mu_);
   // Of all that asked, without repetitions.
   std::set<std::string> domains() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -84,8 +86,9 @@ class FakeCache {
   friend class FakeLease;
   friend class FakeClient;
   struct Entry;
-  AcquiredModule Look(const ModuleKey& key, uint32_t num_tokens, bool reserve,
-                      bool want_sums, std::shared_ptr<Entry>* entry)
+  AcquiredModule Look(const AcquireKey& key,
+                      const CacheClient::AcquireArgs& args,
+                      std::shared_ptr<Entry>* entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   AcquiredModule Describe(const Entry& entry, AcquireOutcome outcome,
                           bool want_sums) const
@@ -99,6 +102,7 @@ class FakeCache {
   std::map<ModuleKey, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mu_);
   std::vector<CommitModule> committed_ ABSL_GUARDED_BY(mu_);
   std::vector<PolicyChange> policy_changes_ ABSL_GUARDED_BY(mu_);
+  std::vector<AcquirePurpose> purposes_ ABSL_GUARDED_BY(mu_);
   std::set<std::string> domains_ ABSL_GUARDED_BY(mu_);
   std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
   std::function<void()> commit_hook_ ABSL_GUARDED_BY(mu_);

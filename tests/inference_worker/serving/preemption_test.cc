@@ -209,6 +209,21 @@ TEST_F(PreemptionTest, ModulesAreReadAgainAndCountAsTheyDid) {
   EXPECT_GT(scheduler_->stats().preemptions, 0u);
 }
 
+TEST_F(PreemptionTest, TheCacheIsToldWhoAsksAgain) {
+  std::vector<GenerationRequest> requests;
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    requests.push_back(Request(PlanBuilder::Exact(seed, 20), 30));
+  }
+  Start(/*num_pages=*/17);
+  RunTogether(requests);
+  const SchedulerStats stats = scheduler_->stats();
+  ASSERT_GT(stats.preemptions, 0u);
+  const auto purposes = cache_.purposes();
+  EXPECT_EQ(std::ranges::count(purposes, AcquirePurpose::kRequest), 3);
+  EXPECT_EQ(std::ranges::count(purposes, AcquirePurpose::kAgain),
+            static_cast<int64_t>(stats.preemptions + stats.restarts));
+}
+
 TEST_F(PreemptionTest, PagesThatATaskHoldsAreWaitedFor) {
   Start(/*num_pages=*/18);
   const auto plan = PlanBuilder::Exact(7, 20);

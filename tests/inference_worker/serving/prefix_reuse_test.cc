@@ -22,6 +22,7 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -162,6 +163,20 @@ TEST_F(PrefixReuseTest, ALongerPromptReadsWhatAShorterOneLeft) {
   // Nor has a prompt that wants no match.
   const auto unmatched = Run(Make(PlainText{text}, 5, MatchMode::kNone)).usage;
   EXPECT_EQ(unmatched.cached_tokens, 0u);
+}
+
+TEST_F(PrefixReuseTest, TheCacheIsToldWhatIsAskedForAndWhatIsOnlyLookedFor) {
+  using enum AcquirePurpose;
+  const std::string text = Words(30);
+  Run(Make(PlainText{text}));
+  EXPECT_THAT(cache_.purposes(), ElementsAre(kProbe));
+  GenerationRequest reader = Make(PlainText{text});
+  reader.cache_mode = CacheMode::kReadOnly;
+  Run(std::move(reader));
+  EXPECT_THAT(cache_.purposes(), ElementsAre(kProbe, kProbe));
+  // The prompt is asked for; what its answer leaves is not.
+  Run(Retaining(PlainText{text}, 70));
+  EXPECT_THAT(cache_.purposes(), ElementsAre(kProbe, kProbe, kRequest, kKeep));
 }
 
 TEST_F(PrefixReuseTest, AnAnswerThatWasRetainedIsReadBitForBit) {
