@@ -73,10 +73,10 @@ absl::Status NodeService::Put(const node::v1::PutSchemaRequest& request,
                               node::v1::PutSchemaResponse* response) {
   Registry::PutSchemaArgs args{.name = request.name(), .text = request.text()};
   if (request.has_policy()) {
-    PC_ASSIGN_OR_RETURN(args.policy, FromProto(request.policy()));
+    PC_ASSIGN_OR_RETURN(args.policy, FromProto(request.policy(), "policy"));
   }
   PC_ASSIGN_OR_RETURN(args.module_policies,
-                      FromProto(request.module_policies()));
+                      FromProto(request.module_policies(), "module_policies"));
   PC_ASSIGN_OR_RETURN(const Registry::PutSchemaResult result,
                       registry_->PutSchema(args));
   *response->mutable_schema() = ToProto(result.schema);

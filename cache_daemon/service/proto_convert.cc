@@ -15,7 +15,6 @@ namespace {
 constexpr size_t kKeyBytes = 32;
 constexpr size_t kPartsBytes = kNumIdentityFields * sizeof(uint64_t);
 // A hundred years: what a Duration holds beyond it is a mistake.
-constexpr int64_t kMaxTtlSeconds = int64_t{100} * 366 * 24 * 3600;
 
 // Infinite ones stay unset.
 void SetTime(absl::Time value, google::protobuf::Timestamp* proto) {
@@ -225,7 +224,9 @@ absl::StatusOr<std::vector<CommitModule>> ModulesFromProto(
     }
     module.metadata.num_tokens = proto.num_tokens();
     module.metadata.compute_us = proto.compute_us();
-    PC_ASSIGN_OR_RETURN(const PolicyRecord policy, FromProto(proto.policy()));
+    PC_ASSIGN_OR_RETURN(
+        const PolicyRecord policy,
+        FromProto(proto.policy(), absl::StrCat("modules[", i, "].policy")));
     module.metadata.policy = ToCore(policy);
     const uint64_t num_pages = shape.PagesFor(proto.num_tokens());
     if (num_pages > num_sums - next_sum) break;  // told below
@@ -253,32 +254,32 @@ absl::StatusOr<std::vector<PolicyChange>> ChangesFromProto(
   for (const node::v1::PolicyChange& proto : request.changes()) {
     PolicyChange& change = changes.emplace_back();
     PC_ASSIGN_OR_RETURN(change.key, Digest::FromBytes(proto.key()));
-    PC_ASSIGN_OR_RETURN(const PolicyRecord policy, FromProto(proto.policy()));
+    PC_ASSIGN_OR_RETURN(
+        const PolicyRecord policy,
+        FromProto(proto.policy(),
+                  absl::StrCat("changes[", changes.size() - 1, "].policy")));
     change.policy = ToCore(policy);
   }
   return changes;
 }
 
-absl::StatusOr<PolicyRecord> FromProto(const v1::CachePolicy& proto) {
+absl::StatusOr<PolicyRecord> FromProto(const v1::CachePolicy& proto,
+                                       const std::string& field) {
   PolicyRecord policy{.absolute_ttl = proto.absolute_ttl(), .pin = proto.pin()};
   if (!proto.has_ttl()) return policy;
-  const int64_t seconds = proto.ttl().seconds();
-  const int32_t nanos = proto.ttl().nanos();
-  if (seconds < 0 || seconds > kMaxTtlSeconds || nanos < 0 ||
-      nanos >= 1'000'000'000) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a ttl of ", seconds, " s and ", nanos,
-                     " ns is not between 0 and 100 years"));
-  }
-  policy.ttl = absl::Seconds(seconds) + absl::Nanoseconds(nanos);
+  PC_ASSIGN_OR_RETURN(policy.ttl,
+                      rpc::TtlFromProto(proto.ttl(), field + ".ttl"));
   return policy;
 }
 
 absl::StatusOr<std::map<std::string, PolicyRecord>> FromProto(
-    const google::protobuf::Map<std::string, v1::CachePolicy>& proto) {
+    const google::protobuf::Map<std::string, v1::CachePolicy>& proto,
+    const std::string& field) {
   std::map<std::string, PolicyRecord> policies;
   for (const auto& [path, policy] : proto) {
-    PC_ASSIGN_OR_RETURN(policies[path], FromProto(policy));
+    PC_ASSIGN_OR_RETURN(
+        policies[path],
+        FromProto(policy, absl::StrCat(field, "[\"", path, "\"]")));
   }
   return policies;
 }

@@ -40,9 +40,12 @@ absl::StatusOr<std::vector<CommitModule>> ModulesFromProto(
     const node::v1::CommitRequest& request, const PageShape& shape);
 absl::StatusOr<std::vector<PolicyChange>> ChangesFromProto(
     const node::v1::SetPolicyRequest& request);
-absl::StatusOr<PolicyRecord> FromProto(const v1::CachePolicy& proto);
+// `field`: its name, for errors.
+absl::StatusOr<PolicyRecord> FromProto(const v1::CachePolicy& proto,
+                                       const std::string& field);
 absl::StatusOr<std::map<std::string, PolicyRecord>> FromProto(
-    const google::protobuf::Map<std::string, v1::CachePolicy>& proto);
+    const google::protobuf::Map<std::string, v1::CachePolicy>& proto,
+    const std::string& field);
 absl::StatusOr<ModuleFilter> FromProto(const v1::ModuleFilter& proto);
 
 CachePolicy ToCore(const PolicyRecord& record);

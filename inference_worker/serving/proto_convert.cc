@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/pml/error.h"
+#include "common/rpc/duration.h"
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
 
@@ -264,12 +265,8 @@ absl::StatusOr<ModulePolicy> ToModulePolicy(const v1::CachePolicy& policy,
                                             const std::string& field) {
   ModulePolicy out;
   if (policy.has_ttl()) {
-    if (policy.ttl().seconds() < 0 || policy.ttl().nanos() < 0 ||
-        policy.ttl().nanos() > 999'999'999) {
-      return rpc::InvalidFieldError(field + ".ttl", "must not be negative");
-    }
-    out.ttl = absl::Seconds(policy.ttl().seconds()) +
-              absl::Nanoseconds(policy.ttl().nanos());
+    PC_ASSIGN_OR_RETURN(out.ttl,
+                        rpc::TtlFromProto(policy.ttl(), field + ".ttl"));
   }
   out.absolute_ttl = policy.absolute_ttl();
   out.pin = policy.pin();
@@ -283,8 +280,10 @@ absl::StatusOr<SchemaRecord> ToSchemaRecord(const v1::Schema& schema) {
   out.text = schema.text();
   PC_ASSIGN_OR_RETURN(out.policy, ToModulePolicy(schema.policy(), "policy"));
   for (const auto& [path, policy] : schema.module_policies()) {
-    PC_ASSIGN_OR_RETURN(out.module_policies[path],
-                        ToModulePolicy(policy, "module_policies"));
+    PC_ASSIGN_OR_RETURN(
+        out.module_policies[path],
+        ToModulePolicy(policy,
+                       absl::StrCat("module_policies[\"", path, "\"]")));
   }
   return out;
 }

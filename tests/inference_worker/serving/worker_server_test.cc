@@ -7,10 +7,13 @@
 
 #include <atomic>
 #include <functional>
+#include <limits>
 #include <map>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/rpc/duration.h"
 #include "common/rpc/grpc_status.h"
 #include "promptcache/v1/inference.grpc.pb.h"
 #include "promptcache/v1/schema.grpc.pb.h"
@@ -362,6 +365,48 @@ TEST_F(WorkerServerTest, PoliciesMustNameModulesThatAreCached) {
         << path;
   }
   EXPECT_EQ(Generate(Pml("x")).status.error_code(), grpc::NOT_FOUND);
+}
+
+// What the daemon would refuse, and the whole Commit with it.
+TEST_F(WorkerServerTest, APolicyThatIsTooLongNamesItsFieldAndComputesNothing) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  const auto expect = [](const grpc::Status& status, const std::string& field) {
+    const absl::Status got = rpc::FromGrpcStatus(status);
+    EXPECT_THAT(got,
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr(absl::StrCat(rpc::kMaxTtlSeconds, " s"))));
+    ASSERT_EQ(rpc::GetFieldViolations(got).size(), 1u);
+    EXPECT_EQ(rpc::GetFieldViolations(got)[0].field, field);
+  };
+  for (const int64_t seconds :
+       {rpc::kMaxTtlSeconds + 1, std::numeric_limits<int64_t>::max()}) {
+    v1::CachePolicy policy;
+    policy.mutable_ttl()->set_seconds(seconds);
+
+    v1::GenerateRequest request;
+    request.mutable_prompt()->set_text("A text");
+    *request.mutable_retain() = policy;
+    expect(Generate(request).status, "retain.ttl");
+
+    v1::CreateSchemaRequest create;
+    create.set_text(kSchema);
+    *create.mutable_policy() = policy;
+    v1::CreateSchemaResponse created;
+    grpc::ClientContext of_all;
+    expect(schemas_->CreateSchema(&of_all, create, &created), "policy.ttl");
+    create.clear_policy();
+    (*create.mutable_module_policies())["m"] = policy;
+    grpc::ClientContext of_one;
+    expect(schemas_->CreateSchema(&of_one, create, &created),
+           "module_policies[\"m\"].ttl");
+
+    v1::WarmModulesRequest warm;
+    warm.set_schema("s");
+    *warm.mutable_policy() = policy;
+    grpc::ClientContext warming;
+    expect(inference_->WarmModules(&warming, warm)->Finish(), "policy.ttl");
+  }
+  EXPECT_EQ(backend_.passes(), 0u);
 }
 
 TEST_F(WorkerServerTest, WarmingStreamsProgress) {
