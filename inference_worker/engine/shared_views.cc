@@ -5,11 +5,8 @@
 namespace promptcache::worker {
 namespace {
 
-bool SameStates(const KvView& a, const KvView& b, uint32_t page_tokens) {
-  if (a.first_token % page_tokens != b.first_token % page_tokens ||
-      a.num_tokens != b.num_tokens || a.local_position != b.local_position) {
-    return false;
-  }
+// Of views that agree in their keys.
+bool SamePages(const KvView& a, const KvView& b, uint32_t page_tokens) {
   const uint32_t slot = a.first_token % page_tokens;
   const uint32_t num_pages =
       (slot + a.num_tokens + page_tokens - 1) / page_tokens;
@@ -35,9 +32,12 @@ void SharedViews::Find(std::span<const RowGroup> groups, uint32_t page_tokens) {
 }
 
 void SharedViews::Look(const KvView& view, size_t index, uint32_t page_tokens) {
-  const auto [it, inserted] = seen_.try_emplace(
-      view.pages[view.first_token / page_tokens], Seen{&view, index});
-  if (inserted || !SameStates(*it->second.view, view, page_tokens)) return;
+  const Key key = {.first_page = view.pages[view.first_token / page_tokens],
+                   .slot = view.first_token % page_tokens,
+                   .num_tokens = view.num_tokens,
+                   .local_position = view.local_position};
+  const auto [it, inserted] = seen_.try_emplace(key, Seen{&view, index});
+  if (inserted || !SamePages(*it->second.view, view, page_tokens)) return;
   uint32_t& id = ids_[it->second.index];
   if (id == 0) id = ++last_id_;
   ids_[index] = id;

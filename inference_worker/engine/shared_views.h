@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -30,12 +31,27 @@ class SharedViews {
     const KvView* view = nullptr;
     size_t index = 0;  // into ids_
   };
+  // What views of the same states agree in. Those that agree in it differ in
+  // later pages at most, which pages of modules do not.
+  struct Key {
+    const std::byte* first_page = nullptr;
+    uint32_t slot = 0;  // in it
+    uint32_t num_tokens = 0;
+    int32_t local_position = 0;
+
+    friend bool operator==(const Key&, const Key&) = default;
+    template <typename H>
+    friend H AbslHashValue(H h, const Key& key) {
+      return H::combine(std::move(h), key.first_page, key.slot, key.num_tokens,
+                        key.local_position);
+    }
+  };
   void Look(const KvView& view, size_t index, uint32_t page_tokens);
 
   std::vector<uint32_t> ids_;
   std::vector<size_t> first_;
-  // By the first page; a view that differs from the one here stays alone.
-  absl::flat_hash_map<const std::byte*, Seen> seen_;
+  // The first view of each kind; one that differs in later pages stays alone.
+  absl::flat_hash_map<Key, Seen> seen_;
   uint32_t last_id_ = 0;
 };
 

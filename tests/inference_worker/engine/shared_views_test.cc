@@ -54,6 +54,27 @@ TEST_F(SharedViewsTest, WhereATableBeginsDoesNotMatter) {
   EXPECT_THAT(shared_.ids(1), ElementsAre(1));
 }
 
+// Such as one whose last token is computed anew, or whose first are linked.
+TEST_F(SharedViewsTest, AnOddViewOfThePagesLeavesTheOthersShared) {
+  const KvView same = {.pages = Table({1, 2}), .num_tokens = 6};
+  const KvView odd[] = {
+      {.pages = Table({1, 2}), .num_tokens = 5},
+      {.pages = Table({1, 2}), .first_token = 1, .num_tokens = 6},
+      {.pages = Table({1, 2}), .num_tokens = 6, .local_position = 2}};
+  for (const KvView& first : odd) {
+    Find({{first}, {same}, {same}});
+    EXPECT_THAT(shared_.ids(0), ElementsAre(0));
+    EXPECT_THAT(shared_.ids(1), ElementsAre(1));
+    EXPECT_THAT(shared_.ids(2), ElementsAre(1));
+    // Odd ones are shared among themselves.
+    Find({{first}, {same}, {first}, {same}});
+    EXPECT_THAT(shared_.ids(0), ElementsAre(1));
+    EXPECT_THAT(shared_.ids(1), ElementsAre(2));
+    EXPECT_THAT(shared_.ids(2), ElementsAre(1));
+    EXPECT_THAT(shared_.ids(3), ElementsAre(2));
+  }
+}
+
 TEST_F(SharedViewsTest, OtherTokensOfThePagesAreAnotherView) {
   const KvView a = {.pages = Table({1, 2}), .num_tokens = 6};
   const KvView differ[] = {
