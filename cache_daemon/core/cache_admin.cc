@@ -243,6 +243,35 @@ PinOutcome CacheState::PinKey(const ModuleKey& key, bool pin, absl::Time now) {
   return PinOutcome::kChanged;
 }
 
+void CacheState::SetPolicy(const PolicyChange& change, absl::Time now,
+                           PolicyResult* result) {
+  SetPolicy(change.key,
+            change.only_longer ? LongerPolicy(change.key, change.policy)
+                               : change.policy,
+            now, result);
+}
+
+CachePolicy CacheState::LongerPolicy(const ModuleKey& key,
+                                     const CachePolicy& policy) const {
+  const std::vector<Entry*> copies = ResidentCopies(key);
+  const ModuleInfo* const known = copies.empty() ? known_.Find(key) : nullptr;
+  if (copies.empty() && known == nullptr) return policy;  // ignored
+  const CachePolicy& old =
+      copies.empty() ? known->metadata.policy : copies.front()->metadata.policy;
+  const bool pinned =
+      copies.empty() ? known->pinned
+                     : std::ranges::any_of(
+                           copies, [](const Entry* e) { return e->pinned; });
+  const auto ttl_of = [&](const CachePolicy& p) {
+    return p.ttl.value_or(options_.default_ttl);
+  };
+  CachePolicy longer = ttl_of(policy) > ttl_of(old) ? policy : old;
+  longer.absolute_ttl = policy.absolute_ttl && old.absolute_ttl;
+  // A pin that was refused, or that an operator took, is not asked for again.
+  longer.pin = policy.pin || (old.pin && pinned);
+  return longer;
+}
+
 void CacheState::SetPolicy(const ModuleKey& key, const CachePolicy& policy,
                            absl::Time now, PolicyResult* result) {
   const std::vector<Entry*> copies = ResidentCopies(key);

@@ -124,6 +124,8 @@ class CacheState {
   bool EvictKey(const ModuleKey& key, absl::Time now, EvictResult* result,
                 Effects* effects);
   PinOutcome PinKey(const ModuleKey& key, bool pin, absl::Time now);
+  void SetPolicy(const PolicyChange& change, absl::Time now,
+                 PolicyResult* result);
   void SetPolicy(const ModuleKey& key, const CachePolicy& policy,
                  absl::Time now, PolicyResult* result);
   void SetPolicy(const ModuleKey& key, const SchemaPolicies& policies,
@@ -319,6 +321,8 @@ class CacheState {
   void HideCorrupt(Entry* entry, absl::Time now, Effects* effects);
 
   // cache_admin.cc
+  CachePolicy LongerPolicy(const ModuleKey& key,
+                           const CachePolicy& policy) const;
   static uint64_t UnpinnedBytes(const std::vector<Entry*>& copies);
   void SetKnownPolicy(const ModuleKey& key, const CachePolicy& policy,
                       PolicyResult* result);

@@ -336,7 +336,7 @@ PolicyResult ModuleCache::SetPolicy(std::span<const PolicyChange> changes) {
   PolicyResult result;
   MutexLock lock(&mu_);
   for (const PolicyChange& change : changes) {
-    state_->SetPolicy(change.key, change.policy, now, &result);
+    state_->SetPolicy(change, now, &result);
   }
   return result;
 }

@@ -133,6 +133,9 @@ struct PinResult {
 struct PolicyChange {
   ModuleKey key;
   CachePolicy policy;
+  // Only what makes the module stay longer. The longer ttl, sliding unless both
+  // are absolute; a pin that it has stays.
+  bool only_longer = false;
 };
 
 // A schema's policies: of the module with that path, else of all.

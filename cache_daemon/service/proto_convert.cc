@@ -259,6 +259,7 @@ absl::StatusOr<std::vector<PolicyChange>> ChangesFromProto(
         FromProto(proto.policy(),
                   absl::StrCat("changes[", changes.size() - 1, "].policy")));
     change.policy = ToCore(policy);
+    change.only_longer = proto.only_longer();
   }
   return changes;
 }

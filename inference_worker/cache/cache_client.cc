@@ -84,6 +84,7 @@ class GrpcCacheClient final : public CacheClient {
       out->set_key(change.key.ToBytes());
       *out->mutable_policy() =
           PolicyToProto(change.ttl, change.absolute_ttl, change.pin);
+      out->set_only_longer(change.only_longer);
     }
     PC_ASSIGN_OR_RETURN(const node::v1::SessionResponse response,
                         session->Call(request_id, std::move(request),

@@ -75,6 +75,8 @@ struct PolicyChange {
   absl::Duration ttl = absl::Seconds(-1);
   bool absolute_ttl = false;
   bool pin = false;
+  // Only what makes the module stay longer (node.v1.PolicyChange).
+  bool only_longer = false;
 };
 
 struct CommitModule {

@@ -297,8 +297,8 @@ bool GenerationJob::PromptIsCached() const {
   return true;
 }
 
-GenerationJob::Tail GenerationJob::TailToRetain() const {
-  Tail tail;
+FinishedTail GenerationJob::TailToRetain() const {
+  FinishedTail tail;
   const pml::Plan& plan = *request.prompt->plan;
   tail.first_chunk = plan.modules.size();
   tail.pages = execution_->WholeTailChunks();
@@ -313,6 +313,9 @@ GenerationJob::Tail GenerationJob::TailToRetain() const {
   const std::vector<int32_t>& answer = tokens_.generated();
   tail.tokens.insert(tail.tokens.end(), answer.begin(), answer.end());
   tail.tokens.resize(chunks * chunk);
+  for (size_t i = 0; i < tail.first_chunk; ++i) {
+    tail.read.push_back(SourceOf(i) == StateSource::kRead);
+  }
   return tail;
 }
 

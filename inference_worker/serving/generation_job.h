@@ -87,14 +87,8 @@ class GenerationJob {
   void StartDecoding();
   // In kRetaining: every module of the plan was read, or is in the cache now.
   bool PromptIsCached() const;
-  // With `retain`, the tail that is to be kept: the sequence's tokens up to its
-  // last whole chunk, the tail's first chunk and its whole chunks' pages.
-  struct Tail {
-    std::vector<int32_t> tokens;
-    size_t first_chunk = 0;
-    std::span<const std::byte* const> pages;
-  };
-  Tail TailToRetain() const;
+  // With `retain`, the tail that is to be kept.
+  FinishedTail TailToRetain() const;
   // The end of kRetaining.
   void FinishRetained(const RetainedTail& tail);
   // Tells the sink. Resources go back now, or when the executor's task is back

@@ -1,5 +1,6 @@
 #include "inference_worker/serving/prefix_retention.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -11,6 +12,11 @@
 
 namespace promptcache::worker {
 namespace {
+
+// For what another request is putting into the cache: a copy of an answer like
+// this one is there at once, a long prompt is not worth holding up the end of
+// an answer.
+constexpr absl::Duration kPendingPatience = absl::Seconds(1);
 
 struct Chunks {
   pml::Plan plan;
@@ -31,6 +37,18 @@ CacheClient::AcquireArgs ArgsOf(const Chunks& chunks, size_t first,
   }
   return args;
 }
+
+// The tail's chunks on their way into the cache.
+struct Tail {
+  const Chunks& chunks;
+  size_t first_chunk = 0;
+  std::span<const std::byte* const> pages;
+  ModulePolicy policy;
+  CacheLease* lease = nullptr;
+  std::vector<bool> kept;
+  std::vector<bool> found;  // of those: another request had kept it
+  bool pin_refused = false;
+};
 
 absl::StatusOr<CommitModule> CopyInto(const AcquiredModule& module,
                                       const Chunks& chunks, size_t index,
@@ -56,62 +74,142 @@ absl::StatusOr<CommitModule> CopyInto(const AcquiredModule& module,
   return commit;
 }
 
+// Fills what is reserved for us now, and not kept yet.
+absl::Status CopyReserved(const AcquisitionOptions& options,
+                          absl::Time deadline, Tail* tail) {
+  const size_t chunk_pages = options.layout.PagesFor(kPrefixChunkTokens);
+  std::vector<size_t> copied;
+  std::vector<CommitModule> commits;
+  for (size_t i = 0; i < tail->kept.size(); ++i) {
+    const AcquiredModule& module = tail->lease->modules()[i];
+    if (module.outcome != AcquireOutcome::kReserved || tail->kept[i]) continue;
+    PC_ASSIGN_OR_RETURN(
+        CommitModule commit,
+        CopyInto(module, tail->chunks, tail->first_chunk + i, tail->policy,
+                 tail->pages.subspan(i * chunk_pages, chunk_pages), options));
+    commits.push_back(std::move(commit));
+    copied.push_back(i);
+  }
+  if (commits.empty()) return absl::OkStatus();
+  PC_ASSIGN_OR_RETURN(const std::vector<bool> committed,
+                      tail->lease->Commit(commits, deadline));
+  for (size_t k = 0; k < std::min(copied.size(), committed.size()); ++k) {
+    tail->kept[copied[k]] = committed[k];
+    tail->pin_refused =
+        tail->pin_refused || tail->lease->modules()[copied[k]].pin_refused;
+  }
+  return absl::OkStatus();
+}
+
+// Ours are committed before we wait for others'.
+absl::Status AwaitOthers(const AcquisitionOptions& options, absl::Time deadline,
+                         Tail* tail) {
+  const absl::Time patience =
+      std::min(deadline, absl::Now() + kPendingPatience);
+  bool waited = false;
+  for (size_t i = 0; i < tail->kept.size(); ++i) {
+    if (tail->lease->modules()[i].outcome != AcquireOutcome::kPending) continue;
+    waited = true;
+    // What is pending still is told by its outcome.
+    tail->lease->WaitPending(i, patience).IgnoreError();
+  }
+  return waited ? CopyReserved(options, deadline, tail) : absl::OkStatus();
+}
+
+std::string WhyNotKept(const AcquiredModule& module) {
+  constexpr char kNotAll[] = "not all of the answer was kept: ";
+  if (module.outcome == AcquireOutcome::kPending) {
+    return absl::StrCat(kNotAll, "another request is encoding some of it");
+  }
+  if (module.outcome == AcquireOutcome::kReserved) {
+    return absl::StrCat(kNotAll, "the reservation was gone");
+  }
+  return module.miss_reason == CacheMissReason::kNoMemory
+             ? absl::StrCat(kNotAll, "the cache has no memory")
+             : absl::StrCat(kNotAll, "the cache did not take it");
+}
+
+// What was there before stays as long as this request says, too.
+absl::Status ExtendPolicies(CacheClient* client, const FinishedTail& finished,
+                            Tail* tail) {
+  const std::vector<ModuleIdentity>& identities = tail->chunks.identities;
+  std::vector<PolicyChange> changes;
+  for (size_t i = 0; i < identities.size(); ++i) {
+    const bool was_there = i < finished.first_chunk
+                               ? finished.read[i]
+                               : tail->found[i - finished.first_chunk];
+    if (!was_there) continue;
+    changes.push_back({.key = identities[i].key,
+                       .ttl = tail->policy.ttl,
+                       .absolute_ttl = tail->policy.absolute_ttl,
+                       .pin = tail->policy.pin,
+                       .only_longer = true});
+  }
+  if (changes.empty()) return absl::OkStatus();
+  PC_ASSIGN_OR_RETURN(const std::vector<bool> refused,
+                      client->SetPolicy(changes));
+  tail->pin_refused =
+      tail->pin_refused || std::ranges::find(refused, true) != refused.end();
+  return absl::OkStatus();
+}
+
+// Empty: all is kept.
+std::string KeepTail(CacheClient* client, const GenerationRequest& request,
+                     const AcquisitionOptions& options, absl::Time deadline,
+                     Tail* tail) {
+  const auto lease = client->Acquire(
+      ArgsOf(tail->chunks, tail->first_chunk, request.isolation_domain));
+  absl::Status status = lease.status();
+  if (status.ok()) {
+    tail->lease = lease->get();
+    status = CopyReserved(options, deadline, tail);
+    if (status.ok()) status = AwaitOthers(options, deadline, tail);
+  }
+  if (!status.ok()) {
+    return absl::StrCat("the answer was not kept: ", status.message());
+  }
+  for (size_t i = 0; i < tail->kept.size(); ++i) {
+    const AcquiredModule& module = (*lease)->modules()[i];
+    if (module.outcome == AcquireOutcome::kHit) {
+      tail->kept[i] = tail->found[i] = true;
+    }
+    if (!tail->kept[i]) return WhyNotKept(module);
+  }
+  return "";
+}
+
 }  // namespace
 
 RetainedTail RetainTail(CacheClient* client, const GenerationRequest& request,
                         const AcquisitionOptions& options,
-                        std::span<const int32_t> tokens, size_t first_chunk,
-                        std::span<const std::byte* const> pages,
-                        absl::Time deadline) {
+                        const FinishedTail& finished, absl::Time deadline) {
   RetainedTail result;
   Chunks chunks;
-  chunks.plan.modules =
-      PrefixModules(tokens, tokens.size() / kPrefixChunkTokens);
-  const size_t count = chunks.plan.modules.size() - first_chunk;
-  if (count == 0) return result;
+  chunks.plan.modules = PrefixModules(
+      finished.tokens, finished.tokens.size() / kPrefixChunkTokens);
   chunks.identities =
       ModuleIdentities(chunks.plan, *request.prompt->identity_base);
-  const auto lease =
-      client->Acquire(ArgsOf(chunks, first_chunk, request.isolation_domain));
-  if (!lease.ok()) {
+  const size_t count = chunks.plan.modules.size() - finished.first_chunk;
+  Tail tail{.chunks = chunks,
+            .first_chunk = finished.first_chunk,
+            .pages = finished.pages,
+            .policy = request.retain.value_or(ModulePolicy{}),
+            .kept = std::vector<bool>(count),
+            .found = std::vector<bool>(count)};
+  if (count > 0) {
+    result.notice = KeepTail(client, request, options, deadline, &tail);
+  }
+  const auto end = std::ranges::find(tail.kept, false);
+  result.chunks = static_cast<uint32_t>(end - tail.kept.begin());
+  const absl::Status extended = ExtendPolicies(client, finished, &tail);
+  if (!result.notice.empty()) return result;
+  if (!extended.ok()) {
     result.notice =
-        absl::StrCat("the answer was not kept: ", lease.status().message());
-    return result;
-  }
-  const size_t chunk_pages = options.layout.PagesFor(kPrefixChunkTokens);
-  std::vector<bool> kept(count, false);
-  std::vector<size_t> copied;
-  std::vector<CommitModule> commits;
-  for (size_t i = 0; i < count; ++i) {
-    const AcquiredModule& module = (*lease)->modules()[i];
-    kept[i] = module.outcome == AcquireOutcome::kHit;
-    if (module.outcome != AcquireOutcome::kReserved) continue;
-    auto commit =
-        CopyInto(module, chunks, first_chunk + i,
-                 request.retain.value_or(ModulePolicy{}),
-                 pages.subspan(i * chunk_pages, chunk_pages), options);
-    if (!commit.ok()) {
-      result.notice =
-          absl::StrCat("the answer was not kept: ", commit.status().message());
-      return result;
-    }
-    commits.push_back(*std::move(commit));
-    copied.push_back(i);
-  }
-  if (!commits.empty()) {
-    const auto committed = (*lease)->Commit(commits, deadline);
-    if (!committed.ok()) {
-      result.notice = absl::StrCat("the answer was not kept: ",
-                                   committed.status().message());
-      return result;
-    }
-    for (size_t k = 0; k < std::min(copied.size(), committed->size()); ++k) {
-      kept[copied[k]] = (*committed)[k];
-    }
-  }
-  while (result.chunks < count && kept[result.chunks]) ++result.chunks;
-  if (result.chunks < count) {
-    result.notice = "not all of the answer was kept: the cache has no memory";
+        absl::StrCat("what was there before is not kept longer for this: ",
+                     extended.message());
+  } else if (tail.pin_refused) {
+    result.notice =
+        "not all is pinned, the daemon's pin budget has no room for it";
   }
   return result;
 }

@@ -464,9 +464,8 @@ void Scheduler::StartRetain(const Job& job) {
   RunBlocking(
       job,
       [this, job, tail, deadline] {
-        const GenerationJob::Tail kept = job->TailToRetain();
-        *tail = RetainTail(client_, job->request, acquisition_, kept.tokens,
-                           kept.first_chunk, kept.pages, deadline);
+        *tail = RetainTail(client_, job->request, acquisition_,
+                           job->TailToRetain(), deadline);
       },
       [job, tail] { job->FinishRetained(*tail); });
 }

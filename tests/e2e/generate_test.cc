@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/rpc/grpc_status.h"
 #include "grpcpp/grpcpp.h"
 #include "promptcache/v1/inference.grpc.pb.h"
@@ -119,6 +120,24 @@ TEST_F(GenerateTest, AConversationIsReadWhereverItGoesOn) {
     tokens += module.num_tokens();
   }
   EXPECT_EQ(tokens, begun.usage().retained_tokens());
+}
+
+TEST_F(GenerateTest, AConversationStaysAsLongAsItsLastTurnSays) {
+  v1::GenerateRequest first = Chat({Words(40)});
+  first.mutable_retain()->mutable_ttl()->set_seconds(60);
+  const Answer begun = worker_->Generate(first);
+  PC_ASSERT_OK(begun.status);
+  v1::GenerateRequest second = Chat({Words(40), begun.text, "And then?"});
+  second.mutable_retain()->mutable_ttl()->set_seconds(3600);
+  const Answer next = worker_->Generate(second);
+  PC_ASSERT_OK(next.status);
+  ASSERT_GT(next.usage().cached_tokens(), 0u);
+  const int64_t soon = absl::ToUnixSeconds(absl::Now() + absl::Minutes(50));
+  uint64_t tokens = 0;
+  for (const v1::Module& module : Modules(/*include_absent=*/false)) {
+    if (module.expire_time().seconds() > soon) tokens += module.num_tokens();
+  }
+  EXPECT_EQ(tokens, next.usage().retained_tokens());
 }
 
 TEST_F(GenerateTest, RegisteredModulesAreFoundInPlainText) {

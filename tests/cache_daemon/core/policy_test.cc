@@ -1,4 +1,5 @@
 // Policies set on modules that are there already.
+#include <iterator>
 #include <vector>
 
 #include "tests/cache_daemon/core/cache_fixture.h"
@@ -14,6 +15,11 @@ class PolicyTest : public CacheFixture {
  protected:
   PolicyResult SetOne(int module, const CachePolicy& policy) {
     const PolicyChange change{.key = KeyOf(module), .policy = policy};
+    return cache_->SetPolicy({&change, 1});
+  }
+  PolicyResult Prolong(int module, const CachePolicy& policy) {
+    const PolicyChange change{
+        .key = KeyOf(module), .policy = policy, .only_longer = true};
     return cache_->SetPolicy({&change, 1});
   }
   PolicyResult SetAll(const SchemaPolicies& policies) {
@@ -92,6 +98,49 @@ TEST_F(PolicyTest, APinComesAndGoesWithItsPolicy) {
   EXPECT_TRUE(Touch(a, 1));
   EXPECT_THAT(SetOne(1, {}).unpinned, ElementsAre(KeyOf(1)));
   EXPECT_EQ(cache_->Stats().pinned_bytes, 0u);
+}
+
+TEST_F(PolicyTest, WhatOnlyProlongsNeverShortens) {
+  const SessionId a = Open();
+  const auto seconds = [](int s) { return absl::Seconds(s); };
+  struct Case {
+    CachePolicy has, asks;
+    absl::Duration left;  // after the change, 50 s after the commit
+  };
+  // Sliding ones run from the change, absolute ones from the commit.
+  const Case cases[] = {
+      {{.ttl = seconds(60)}, {.ttl = seconds(600)}, seconds(600)},
+      {{.ttl = seconds(600)}, {.ttl = seconds(60)}, seconds(550)},
+      {{.ttl = seconds(60)}, {}, absl::Hours(24)},
+      {{}, {.ttl = seconds(60)}, absl::Hours(24) - seconds(50)},
+      {{.ttl = seconds(60)},
+       {.ttl = seconds(600), .absolute_ttl = true},
+       seconds(600)},
+      {{.ttl = seconds(600), .absolute_ttl = true},
+       {.ttl = seconds(60)},
+       seconds(600)},
+      {{.ttl = seconds(60), .absolute_ttl = true},
+       {.ttl = seconds(600), .absolute_ttl = true},
+       seconds(550)}};
+  for (int i = 0; i < static_cast<int>(std::size(cases)); ++i) {
+    PutFree(a, i, 1, cases[i].has);
+    clock_.Advance(seconds(50));
+    Prolong(i, cases[i].asks);
+    EXPECT_EQ(Info(i).expire_time - clock_.Now(), cases[i].left) << i;
+  }
+}
+
+TEST_F(PolicyTest, WhatOnlyProlongsPinsAndNeverUnpins) {
+  const SessionId a = Open();
+  PutFree(a, 1);
+  EXPECT_THAT(Prolong(1, {.pin = true}).pinned, ElementsAre(KeyOf(1)));
+  EXPECT_THAT(Prolong(1, {.ttl = absl::Hours(99)}).unpinned, IsEmpty());
+  EXPECT_TRUE(Info(1).pinned);
+  // An operator's word holds until somebody asks for a pin again.
+  PC_EXPECT_OK(cache_->Pin({.all = true}, /*pin=*/false));
+  Prolong(1, {.ttl = absl::Hours(100)});
+  EXPECT_FALSE(Info(1).pinned);
+  EXPECT_EQ(Prolong(2, {.pin = true}).num_changed, 0u);  // is not there
 }
 
 TEST_F(PolicyTest, AnOperatorsPinStays) {

@@ -239,6 +239,69 @@ TEST_F(PrefixReuseTest, AConversationGoesOnWhereItWas) {
   EXPECT_EQ(repeated.logits_sha256, done.logits_sha256);
 }
 
+TEST_F(PrefixReuseTest, WhatIsThereStaysAsLongAsTheLastWhoRetainsItSays) {
+  const std::string text = Words(30);
+  Run(Retaining(PlainText{text}, 150));
+  EXPECT_THAT(cache_.policy_changes(), IsEmpty());  // commits brought it
+  // The same prompt and answer: all of it is there.
+  GenerationRequest again = Retaining(PlainText{text}, 150);
+  again.retain = ModulePolicy{.ttl = absl::Hours(1), .pin = true};
+  const auto done = Run(again);
+  const auto changes = cache_.policy_changes();
+  EXPECT_EQ(changes.size(), done.usage.retained_tokens / 64);
+  std::vector<ModuleKey> keys;
+  for (const PolicyChange& change : changes) {
+    EXPECT_EQ(change.ttl, absl::Hours(1));
+    EXPECT_TRUE(change.pin);
+    EXPECT_TRUE(change.only_longer);
+    keys.push_back(change.key);
+  }
+  for (const ModuleIdentity& id : again.prompt->identities) {
+    EXPECT_THAT(keys, Contains(id.key));
+  }
+  // Who only reads changes nothing.
+  Run(Make(PlainText{text}));
+  EXPECT_EQ(cache_.policy_changes().size(), changes.size());
+}
+
+TEST_F(PrefixReuseTest, ARefusedPinOfWhatIsThereIsTold) {
+  Run(Retaining(PlainText{Words(30)}));
+  cache_.SetRefusePins(true);
+  GenerationRequest again = Retaining(PlainText{Words(30)});
+  again.retain->pin = true;
+  EXPECT_THAT(Run(again).notices, Contains(HasSubstr("pin budget")));
+}
+
+TEST_F(PrefixReuseTest, ChunksThatAnotherRequestKeepsAreWaitedFor) {
+  const GenerationRequest request = Retaining(PlainText{"Hi"}, 150);
+  Run(request);
+  std::vector<int32_t> tokens = TokensOf(request);
+  tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+  const ModuleKey key = MakeTokens(tokens).prompt->identities.at(1).key;
+  const uint32_t all = static_cast<uint32_t>((tokens.size() - 1) / 64 * 64);
+  cache_.RevokeAll();
+  // It lets go of it while we wait.
+  cache_.ReserveElsewhere(key, 64);
+  auto sink = std::make_shared<RecordingSink>();
+  const size_t asked = cache_.purposes().size();
+  PC_ASSERT_OK(scheduler_->Submit(request, sink));
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (cache_.purposes().size() == asked && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  cache_.AbandonElsewhere(key);
+  ASSERT_TRUE(sink->WaitDone());
+  EXPECT_EQ(sink->completed().usage.retained_tokens, all);
+  EXPECT_THAT(sink->completed().notices, IsEmpty());
+  // It does not: that is no want of memory.
+  cache_.RevokeAll();
+  cache_.ReserveElsewhere(key, 64);
+  const auto done = Run(request);
+  EXPECT_EQ(done.usage.retained_tokens, 64u);
+  EXPECT_THAT(done.notices, ElementsAre(HasSubstr("another request")));
+  cache_.AbandonElsewhere(key);
+}
+
 TEST_F(PrefixReuseTest, ShortPromptsRetainTheirAnswers) {
   const auto done = Run(Retaining(PlainText{"Hi"}, 150));
   EXPECT_EQ(done.usage.created_tokens, 0u);
