@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "inference_worker/serving/prefix_plan.h"
 #include "inference_worker/serving/segment_plan.h"
@@ -64,6 +65,12 @@ Digest KeyOf(const PromptForm& form, pml::Layout layout, MatchMode match) {
   return sha.Finish();
 }
 
+// A listed schema that is gone, or that this model cannot have; else it could
+// not be looked at.
+bool SaysThereIsNone(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+}
+
 }  // namespace
 
 PromptCompiler::PromptCompiler(const Options& options,
@@ -83,6 +90,12 @@ absl::StatusOr<std::shared_ptr<const pml::Schema>> PromptCompiler::Judge(
 
 absl::StatusOr<std::shared_ptr<const PromptCompiler::CompiledSchema>>
 PromptCompiler::GetSchema(const std::string& name) {
+  PC_ASSIGN_OR_RETURN(Found found, FindSchema(name));
+  return std::move(found.schema);
+}
+
+absl::StatusOr<PromptCompiler::Found> PromptCompiler::FindSchema(
+    const std::string& name) {
   if (static_cast<int64_t>(name.size()) > options_.limits.name_chars * 4) {
     return absl::NotFoundError("there is no schema of a name that long");
   }
@@ -94,7 +107,7 @@ PromptCompiler::GetSchema(const std::string& name) {
     const auto it = schemas_.find(name);
     if (it != schemas_.end()) {
       if (it->second.compiled != nullptr && !it->second.stale) {
-        return it->second.compiled;
+        return Found{it->second.compiled};
       }
       known = it->second.compiled;
       invalidations = it->second.invalidations;
@@ -111,7 +124,7 @@ PromptCompiler::GetSchema(const std::string& name) {
       return absl::NotFoundError(absl::StrCat("no schema \"", name, "\""));
     }
     // Better what was current when the daemon went than no answer.
-    if (known != nullptr) return known;
+    if (known != nullptr) return Found{known, /*current=*/false};
     return record.status();
   }
   auto compiled = std::make_shared<CompiledSchema>();
@@ -128,12 +141,13 @@ PromptCompiler::GetSchema(const std::string& name) {
   // Stays stale when it changed while it was fetched.
   entry.stale = entry.invalidations != invalidations ||
                 all_invalidations_ != all_invalidations;
-  return std::shared_ptr<const CompiledSchema>(std::move(compiled));
+  return Found{std::move(compiled)};
 }
 
 void PromptCompiler::Invalidate(const std::string& name) {
   MutexLock lock(&mu_);
   ++changes_;
+  look_again_ = absl::InfinitePast();
   const auto it = schemas_.find(name);
   if (it == schemas_.end()) {
     // It may be on its way here.
@@ -147,6 +161,7 @@ void PromptCompiler::Invalidate(const std::string& name) {
 void PromptCompiler::InvalidateAll() {
   MutexLock lock(&mu_);
   ++changes_;
+  look_again_ = absl::InfinitePast();
   ++all_invalidations_;
   for (auto& [name, entry] : schemas_) entry.stale = true;
 }
@@ -198,32 +213,45 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileSchemaPrompt(
   return entry;
 }
 
-std::shared_ptr<const PromptCompiler::Texts> PromptCompiler::RegisteredTexts() {
+PromptCompiler::TextsFound PromptCompiler::RegisteredTexts() {
   uint64_t changes = 0;
   {
     MutexLock lock(&mu_);
-    if (texts_ != nullptr && texts_changes_ == changes_) return texts_;
+    if (texts_ != nullptr && texts_changes_ == changes_) return {texts_};
+    if (absl::Now() < look_again_) return {partial_texts_, /*complete=*/false};
     changes = changes_;
   }
-  auto texts = std::make_shared<Texts>();
-  absl::StatusOr<std::vector<std::string>> names =
-      absl::UnavailableError("no registry");
-  if (source_ != nullptr) names = source_->List(options_.max_matched_schemas);
-  if (!names.ok()) {
-    MutexLock lock(&mu_);
-    return texts_ != nullptr ? texts_ : texts;  // what was known
+  TextsFound found = LookAtTexts();
+  MutexLock lock(&mu_);
+  if (found.complete) {
+    texts_ = found.texts;
+    texts_changes_ = changes;
+  } else {
+    // What was known, when nothing could be seen.
+    if (found.texts == nullptr) found.texts = texts_;
+    if (found.texts == nullptr) found.texts = std::make_shared<Texts>();
+    partial_texts_ = found.texts;
+    look_again_ = absl::Now() + options_.look_again_after;
   }
+  return found;
+}
+
+PromptCompiler::TextsFound PromptCompiler::LookAtTexts() {
+  auto texts = std::make_shared<Texts>();
+  if (source_ == nullptr) return {texts};
+  const auto names = source_->List(options_.max_matched_schemas);
+  if (!names.ok()) return {nullptr, /*complete=*/false};
+  bool complete = true;
   for (const std::string& name : *names) {
-    const auto schema = GetSchema(name);
-    if (!schema.ok()) continue;  // of another model, or just gone
-    if (auto found = pml::SchemaTexts::Create((*schema)->schema)) {
-      texts->emplace_back(*schema, std::move(found));
+    const auto found = FindSchema(name);
+    complete = complete &&
+               (found.ok() ? found->current : SaysThereIsNone(found.status()));
+    if (!found.ok()) continue;
+    if (auto of_schema = pml::SchemaTexts::Create(found->schema->schema)) {
+      texts->emplace_back(found->schema, std::move(of_schema));
     }
   }
-  MutexLock lock(&mu_);
-  texts_ = texts;
-  texts_changes_ = changes;
-  return texts;
+  return {texts, complete};
 }
 
 PromptCompiler::PromptEntry PromptCompiler::MatchTexts(
@@ -231,7 +259,9 @@ PromptCompiler::PromptEntry PromptCompiler::MatchTexts(
     const pml::CompileOptions& options) {
   std::optional<pml::Plan> best;
   PromptEntry entry;
-  for (const auto& [schema, texts] : *RegisteredTexts()) {
+  const TextsFound registered = RegisteredTexts();
+  entry.complete = registered.complete;
+  for (const auto& [schema, texts] : *registered.texts) {
     auto plan = texts->Find(rendered, options);
     if (!plan.has_value() ||
         (best.has_value() &&
@@ -267,6 +297,7 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
   if (plan.spans.empty()) {
     return absl::InvalidArgumentError("the prompt has no tokens");
   }
+  PromptEntry entry;
   if (match == MatchMode::kAuto && !options_.separate_segments) {
     pml::SchemaTexts::Rendered rendered{.messages = messages != nullptr,
                                         .plan = &plan};
@@ -278,8 +309,8 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
     }
     PromptEntry matched = MatchTexts(rendered, options);
     if (matched.prompt != nullptr) return matched;
+    entry.complete = matched.complete;
   }
-  PromptEntry entry;
   const bool cut = match != MatchMode::kNone && !options_.separate_segments &&
                    CutPrefix(&plan);
   entry.prompt =
@@ -328,7 +359,7 @@ absl::StatusOr<std::shared_ptr<const CompiledPrompt>> PromptCompiler::Compile(
   entry.key = key;
   entry.changes = changes;
   std::shared_ptr<const CompiledPrompt> prompt = entry.prompt;
-  Keep(std::move(entry));
+  if (entry.complete) Keep(std::move(entry));
   return prompt;
 }
 

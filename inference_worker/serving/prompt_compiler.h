@@ -13,6 +13,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/chat_template.h"
 #include "common/module_key.h"
 #include "common/mutex.h"
@@ -78,6 +79,9 @@ class PromptCompiler {
     bool separate_segments = false;
     // Schemas that MatchMode::kAuto looks at.
     uint32_t max_matched_schemas = 256;
+    // After a look at them that failed: a daemon that is away holds up one
+    // prompt in this time, not each.
+    absl::Duration look_again_after = absl::Seconds(1);
     pml::Limits limits;
     size_t max_prompts = 512;
     // Of all prompts that are kept, together.
@@ -128,6 +132,13 @@ class PromptCompiler {
     uint64_t changes = 0;  // of the registry, known when it was compiled
     std::shared_ptr<const CompiledSchema> compiled_schema;
     std::shared_ptr<const CompiledPrompt> prompt;
+    // False: schemas that it may hold more of could not be looked at, and
+    // nothing will tell when they can.
+    bool complete = true;
+  };
+  struct Found {
+    std::shared_ptr<const CompiledSchema> schema;
+    bool current = true;  // false: what was known, the registry did not answer
   };
   using PromptList = std::list<PromptEntry>;  // most recent first
 
@@ -137,13 +148,20 @@ class PromptCompiler {
                                           pml::Layout layout, MatchMode match);
   absl::StatusOr<PromptEntry> CompileSchemaPrompt(
       const PromptForm& form, const pml::CompileOptions& options);
+  absl::StatusOr<Found> FindSchema(const std::string& name)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // As a prompt of the schema of which it holds most; no prompt: none.
   PromptEntry MatchTexts(const pml::SchemaTexts::Rendered& rendered,
                          const pml::CompileOptions& options)
       ABSL_LOCKS_EXCLUDED(mu_);
   using Texts = std::vector<std::pair<std::shared_ptr<const CompiledSchema>,
                                       std::shared_ptr<const pml::SchemaTexts>>>;
-  std::shared_ptr<const Texts> RegisteredTexts() ABSL_LOCKS_EXCLUDED(mu_);
+  struct TextsFound {
+    std::shared_ptr<const Texts> texts;
+    bool complete = true;
+  };
+  TextsFound RegisteredTexts() ABSL_LOCKS_EXCLUDED(mu_);
+  TextsFound LookAtTexts() ABSL_LOCKS_EXCLUDED(mu_);
   // What ends a prompt; -1: nothing does.
   int32_t EndId() const;
   std::shared_ptr<const CompiledPrompt> WithKeys(
@@ -165,6 +183,9 @@ class PromptCompiler {
   uint64_t changes_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t texts_changes_ ABSL_GUARDED_BY(mu_) = 0;
   std::shared_ptr<const Texts> texts_ ABSL_GUARDED_BY(mu_);
+  // What the last look that failed came to, and until when it serves.
+  std::shared_ptr<const Texts> partial_texts_ ABSL_GUARDED_BY(mu_);
+  absl::Time look_again_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   PromptList prompts_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Digest, PromptList::iterator> by_key_
       ABSL_GUARDED_BY(mu_);

@@ -24,7 +24,8 @@ class FakeSource final : public SchemaSource {
  public:
   absl::StatusOr<SchemaRecord> Fetch(const std::string& name) override {
     ++fetches;
-    if (down) return absl::UnavailableError("cache daemon unavailable");
+    if (down || slow == name)
+      return absl::UnavailableError("cache daemon unavailable");
     const auto it = records.find(name);
     if (it == records.end()) return absl::NotFoundError("no such schema");
     return it->second;
@@ -49,6 +50,7 @@ class FakeSource final : public SchemaSource {
   int fetches = 0;
   int lists = 0;
   bool down = false;
+  std::string slow;  // a name whose Fetch fails
 };
 
 class PromptCompilerTest : public ::testing::Test {
@@ -60,6 +62,7 @@ class PromptCompilerTest : public ::testing::Test {
     PromptCompiler::Options options;
     options.context_length = 1000;
     options.max_prompts = 3;
+    options.look_again_after = absl::ZeroDuration();
     compiler_ = std::make_unique<PromptCompiler>(
         options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
   }
@@ -415,6 +418,48 @@ TEST_F(TextMatchTest, SchemasAreListedWhenTheyHaveChanged) {
   source_.down = true;
   compiler_->Invalidate("other");
   EXPECT_EQ(Match(std::string(kRules) + "!")->plan->schema, "new");
+}
+
+TEST_F(TextMatchTest, ASchemaThatCouldNotBeFetchedIsLookedForAgain) {
+  const std::string text = std::string("Welcome! ") + kMap;
+  source_.slow = "house";
+  EXPECT_NE(Match(text)->plan->schema, "house");
+  // The registry has not changed meanwhile, and tells nothing.
+  source_.slow.clear();
+  const auto found = Match(text);
+  EXPECT_EQ(found->plan->schema, "house");
+  EXPECT_EQ(Match(text), found);
+  EXPECT_EQ(source_.lists, 2);
+}
+
+TEST_F(TextMatchTest, ARegistryThatDidNotAnswerIsAskedAgain) {
+  const std::string text = std::string("Welcome! ") + kMap;
+  source_.down = true;
+  EXPECT_NE(Match(text)->plan->schema, "house");
+  source_.down = false;
+  EXPECT_EQ(Match(text)->plan->schema, "house");
+}
+
+TEST_F(TextMatchTest, ASchemaKnownFromBeforeIsLookedAtAgain) {
+  const std::string text = std::string("Welcome! ") + kMap;
+  EXPECT_EQ(Match(text)->plan->schema, "house");
+  source_.Put("house",
+              std::string("<module name=\"r\">") + kRules + "</module>");
+  compiler_->Invalidate("house");
+  source_.slow = "house";
+  EXPECT_EQ(Match(text)->plan->schema, "house");  // as it was
+  source_.slow.clear();
+  EXPECT_NE(Match(text)->plan->schema, "house");
+  EXPECT_EQ(Match(std::string(kRules) + "?")->plan->schema, "house");
+}
+
+TEST_F(TextMatchTest, ASchemaThatThisModelCannotHaveKeepsNothingFromBeingKept) {
+  source_.Put("odd", "<module name=\"schema\">x</module>");  // is refused
+  const std::string text = std::string("Welcome! ") + kMap;
+  const auto found = Match(text);
+  EXPECT_EQ(found->plan->schema, "house");
+  EXPECT_EQ(Match(text), found);
+  EXPECT_EQ(source_.lists, 1);
 }
 
 }  // namespace
