@@ -176,6 +176,11 @@ std::optional<Plan> SchemaTexts::Find(const Rendered& rendered,
   std::vector<Stretch> found;
   for (const int32_t module : modules_[rendered.messages ? 1 : 0]) {
     const SchemaModule& m = tree.modules[static_cast<size_t>(module)];
+    const auto is_sibling = [&](const Stretch& other) {
+      return tree.modules[static_cast<size_t>(other.module)].union_id ==
+             m.union_id;
+    };
+    if (m.union_id >= 0 && std::ranges::any_of(found, is_sibling)) continue;
     auto stretch = FindFree(text, begin, m.texts[0].parts(), found);
     if (!stretch.has_value()) continue;
     stretch->module = module;

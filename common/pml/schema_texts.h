@@ -32,11 +32,12 @@ class SchemaTexts {
       std::shared_ptr<const Schema> schema);
 
   // A plan of the schema with the modules whose text stands in the prompt, each
-  // once, the longest first, and the rest as fresh text: where the prompt
-  // begins with the preamble, which is all that they saw. The model reads what
-  // it reads in `rendered.plan`, though the tokens may be cut elsewhere. None
-  // when no module is there, when the tokenizer would make another text of the
-  // parts (one that puts a space in front), or when the plan does not fit.
+  // once, the longest first, of a union one, and the rest as fresh text: where
+  // the prompt begins with the preamble, which is all that they saw. The model
+  // reads what it reads in `rendered.plan`, though the tokens may be cut
+  // elsewhere. None when no module is there, when the tokenizer would make
+  // another text of the parts (one that puts a space in front), or when the
+  // plan does not fit.
   std::optional<Plan> Find(const Rendered& rendered,
                            const CompileOptions& options) const;
 

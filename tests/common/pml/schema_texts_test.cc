@@ -175,6 +175,27 @@ TEST(SchemaTextsTest, MembersOfAScaffoldAreReadCoEncoded) {
   EXPECT_THAT(apart->modules.back().scaffold, IsEmpty());
 }
 
+// Members begin at one position: in the layout `schema` two would stand on
+// each other.
+TEST(SchemaTextsTest, OfAUnionOneMemberIsFound) {
+  const std::string longer = std::string(kRules) + " Nor near it.";
+  const std::string other = "Opening hours are on the door of the mill.";
+  const std::string body = "<union>" + In("map", kDocument) +
+                           In("rules", longer) + "</union><union>" +
+                           In("hours", other) + "</union>";
+  const std::vector<ChatMessage> chat = {
+      {"user", std::string(kDocument) + " " + longer + " " + other}};
+  for (const Layout layout : {Layout::kSchema, Layout::kCompact}) {
+    const auto plan = Match(body, chat, {.layout = layout});
+    EXPECT_THAT(Names(plan),
+                ElementsAre("text", "rules", "text", "hours", "text"));
+    EXPECT_EQ(TextOf(*plan), TextOf(*CompileMessages(chat, Fake(), ChatMl())));
+  }
+  // Which, the prompt decides where it holds one.
+  EXPECT_THAT(Names(Match(body, {{"user", kDocument}})),
+              ElementsAre("text", "map", "text"));
+}
+
 TEST(SchemaTextsTest, ATokenizerThatWouldChangeTheTextFindsNothing) {
   const SpacingTokenizer spacing;
   // A message of its own begins where the tokenizer begins anyway.
