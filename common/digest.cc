@@ -102,6 +102,12 @@ Digest Sha256::Finish() {
   return d;
 }
 
+Digest Sha256::Snapshot() const {
+  Sha256 copy;
+  CHECK_EQ(EVP_MD_CTX_copy_ex(copy.impl_->ctx, impl_->ctx), 1);
+  return copy.Finish();
+}
+
 Digest Sha256Of(std::string_view data) {
   Sha256 sha;
   sha.AddRaw(std::as_bytes(std::span(data.data(), data.size())));

@@ -56,6 +56,8 @@ class Sha256 {
   Sha256& Add(std::string_view tag, std::span<const int32_t> values);
   Sha256& Add(std::string_view tag, const Digest& value);
   Digest Finish();
+  // Of what was added so far; more may be added.
+  Digest Snapshot() const;
 
  private:
   void Update(const void* data, size_t num_bytes);

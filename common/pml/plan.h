@@ -1,7 +1,13 @@
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/digest.h"
@@ -40,6 +46,60 @@ struct ContextItem {
   std::vector<int32_t> tokens;
 };
 
+// What a module saw, in order. A value; copies share the items, and a list may
+// be the beginning of another one: a prefix chain, each of whose modules saw
+// all before it, has one item a module and not one a pair of them.
+// Thread-compatible.
+class ContextList {
+ public:
+  ContextList() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): it is written as one.
+  ContextList(std::vector<ContextItem> items)
+      : items_(
+            std::make_shared<const std::vector<ContextItem>>(std::move(items))),
+        size_(items_->size()) {}
+  ContextList(std::initializer_list<ContextItem> items)
+      : ContextList(std::vector<ContextItem>(items)) {}
+
+  // The first `count`, sharing them. REQUIRES: there are so many.
+  ContextList First(size_t count) const {
+    ContextList first = *this;
+    first.size_ = count;
+    return first;
+  }
+  const ContextItem* begin() const {
+    return empty() ? nullptr : items_->data();
+  }
+  const ContextItem* end() const { return begin() + size_; }
+  const ContextItem& operator[](size_t i) const { return (*items_)[i]; }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  void clear() { *this = ContextList(); }
+  // A copy of the items, to make another list of.
+  std::vector<ContextItem> Copy() const { return {begin(), end()}; }
+
+ private:
+  std::shared_ptr<const std::vector<ContextItem>> items_;
+  size_t size_ = 0;
+};
+
+// Goes through several modules' contexts, and through what lists share once.
+class ContextWalk {
+ public:
+  // Of the list's items those that it did not share with the list before.
+  std::span<const ContextItem> New(const ContextList& list) {
+    const size_t known = list.begin() == begin_ ? size_ : 0;
+    begin_ = list.begin();
+    size_ = std::max(known, list.size());
+    if (known >= list.size()) return {};
+    return std::span(list.begin(), list.end()).subspan(known);
+  }
+
+ private:
+  const ContextItem* begin_ = nullptr;
+  size_t size_ = 0;
+};
+
 // A module's cacheable states and all that is needed to compute them.
 // Encoding runs the module's pieces and its own params' scaffold texts as one
 // causal sequence in order of offset, at positions = offset, seeing `context`
@@ -47,7 +107,7 @@ struct ContextItem {
 struct PlanModule {
   std::string path;                   // "" preamble, "#1" anonymous, "a/b"
   std::vector<std::string> scaffold;  // members, when co-encoded; else empty
-  std::vector<ContextItem> context;
+  ContextList context;
   std::vector<Piece> pieces;        // never empty in total; offsets ascend
   std::vector<Piece> placeholders;  // scaffold texts of own params
   // Room from the origin to the end, params and children included.

@@ -34,10 +34,11 @@ int32_t PlanModules::Add(int32_t index) {
   int32_t& known = index_[static_cast<size_t>(index)];
   if (known >= 0) return known;
   PlanModule added = States(m);
-  added.context = tree_.ContextOf(index);
-  for (ContextItem& item : added.context) {
+  std::vector<ContextItem> context = tree_.ContextOf(index);
+  for (ContextItem& item : context) {
     if (item.module >= 0) item.module = Add(item.module);
   }
+  added.context = std::move(context);
   return known = Push(std::move(added));
 }
 
@@ -53,8 +54,8 @@ std::vector<int32_t> PlanModules::AddScaffold(const SchemaScaffold& scaffold) {
     } else {
       PlanModule added = States(m);
       // The preamble, directly before the first member.
-      added.context = tree_.ContextOf(index);
-      for (ContextItem& item : added.context) {
+      std::vector<ContextItem> context = tree_.ContextOf(index);
+      for (ContextItem& item : context) {
         item.module = Add(item.module);
         item.offset -= before;
       }
@@ -62,11 +63,12 @@ std::vector<int32_t> PlanModules::AddScaffold(const SchemaScaffold& scaffold) {
       for (size_t i = 0; i < members.size(); ++i) {
         const SchemaModule& other = module(scaffold.modules[i]);
         if (members[i] < 0) continue;
-        added.context.push_back({.module = members[i],
-                                 .num_tokens = other.num_tokens,
-                                 .offset = offset});
+        context.push_back({.module = members[i],
+                           .num_tokens = other.num_tokens,
+                           .offset = offset});
         offset += other.length;
       }
+      added.context = std::move(context);
       members.push_back(Push(std::move(added)));
     }
     before += m.length;

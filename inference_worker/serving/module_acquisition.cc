@@ -116,13 +116,14 @@ void SetFromOutcome(const GenerationRequest& request,
 // A module of ours whose context somebody else is encoding: the context is
 // computed privately. Highest first: a context names lower modules only.
 void PrivatisePendingContexts(const pml::Plan& plan, ModuleSet* set) {
+  pml::ContextWalk walk;
   for (size_t i = plan.modules.size(); i-- > 0;) {
     if (set->sources[i] != ModuleSource::kCreate &&
         set->sources[i] != ModuleSource::kPrivate) {
       continue;
     }
     if (set->committed[i]) continue;
-    for (const pml::ContextItem& item : plan.modules[i].context) {
+    for (const pml::ContextItem& item : walk.New(plan.modules[i].context)) {
       if (item.module < 0) continue;
       auto& source = set->sources[static_cast<size_t>(item.module)];
       if (source == ModuleSource::kPending) source = ModuleSource::kPrivate;
@@ -136,6 +137,7 @@ void DropUselessForWarm(const GenerationRequest& request, ModuleSet* set) {
   if (!request.warm) return;
   const pml::Plan& plan = PlanOf(request);
   std::vector<bool> used(set->sources.size(), false);
+  pml::ContextWalk walk;
   for (size_t i = set->sources.size(); i-- > 0;) {
     ModuleSource& source = set->sources[i];
     if (source == ModuleSource::kPrivate && !used[i]) {
@@ -145,7 +147,7 @@ void DropUselessForWarm(const GenerationRequest& request, ModuleSet* set) {
       continue;
     }
     if (set->committed[i]) continue;
-    for (const pml::ContextItem& item : plan.modules[i].context) {
+    for (const pml::ContextItem& item : walk.New(plan.modules[i].context)) {
       if (item.module >= 0) used[static_cast<size_t>(item.module)] = true;
     }
   }

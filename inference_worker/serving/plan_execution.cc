@@ -72,10 +72,11 @@ std::vector<bool> NeededModules(const Plan& plan,
       needed[static_cast<size_t>(span.module)] = true;
     }
   }
+  pml::ContextWalk walk;
   // A context names modules of lower index only.
   for (size_t i = plan.modules.size(); i-- > 0;) {
     if (!needed[i] || present[i]) continue;
-    for (const ContextItem& item : plan.modules[i].context) {
+    for (const ContextItem& item : walk.New(plan.modules[i].context)) {
       if (item.module >= 0) needed[static_cast<size_t>(item.module)] = true;
     }
   }

@@ -13,6 +13,14 @@ std::vector<pml::PlanModule> PrefixModules(std::span<const int32_t> tokens,
   CHECK_LE(count * kChunk, tokens.size());
   std::vector<pml::PlanModule> modules;
   modules.reserve(count);
+  // Each saw the first ones of this.
+  std::vector<pml::ContextItem> all;
+  all.reserve(count);
+  for (size_t i = 0; i < count; ++i) {
+    all.push_back(
+        {.module = static_cast<int32_t>(i), .num_tokens = kPrefixChunkTokens});
+  }
+  const pml::ContextList context = std::move(all);
   Digest before;
   for (size_t i = 0; i < count; ++i) {
     const auto chunk = tokens.subspan(i * kChunk, kChunk);
@@ -23,12 +31,7 @@ std::vector<pml::PlanModule> PrefixModules(std::span<const int32_t> tokens,
     module.text_sha256 = before;
     module.pieces = {{offset, {chunk.begin(), chunk.end()}}};
     module.length = offset + kPrefixChunkTokens;
-    for (size_t j = 0; j < i; ++j) {
-      pml::ContextItem seen;
-      seen.module = static_cast<int32_t>(j);
-      seen.num_tokens = kPrefixChunkTokens;
-      module.context.push_back(std::move(seen));
-    }
+    module.context = context.First(i);
     modules.push_back(std::move(module));
   }
   return modules;

@@ -65,6 +65,35 @@ Digest KeyOf(const PromptForm& form, pml::Layout layout, MatchMode match) {
   return sha.Finish();
 }
 
+uint64_t NumBytes(const std::vector<pml::Piece>& pieces) {
+  uint64_t bytes = 0;
+  for (const pml::Piece& piece : pieces) {
+    bytes += sizeof(piece) + piece.tokens.size() * sizeof(int32_t);
+  }
+  return bytes;
+}
+
+// Of all that grows with a prompt.
+uint64_t NumBytes(const CompiledPrompt& prompt) {
+  uint64_t bytes = sizeof(prompt) + sizeof(pml::Plan);
+  for (const pml::PlanSpan& span : prompt.plan->spans) {
+    bytes +=
+        sizeof(span) + span.name.size() + span.tokens.size() * sizeof(int32_t);
+  }
+  pml::ContextWalk walk;
+  // From the last: lists that are shared grow.
+  for (size_t i = prompt.plan->modules.size(); i-- > 0;) {
+    const pml::PlanModule& module = prompt.plan->modules[i];
+    bytes += sizeof(module) + module.path.size() + NumBytes(module.pieces) +
+             NumBytes(module.placeholders) + sizeof(ModuleIdentity) +
+             sizeof(ModulePolicy);
+    for (const pml::ContextItem& item : walk.New(module.context)) {
+      bytes += sizeof(item) + item.tokens.size() * sizeof(int32_t);
+    }
+  }
+  return bytes;
+}
+
 // A listed schema that is gone, or that this model cannot have; else it could
 // not be looked at.
 bool SaysThereIsNone(const absl::Status& status) {
@@ -364,21 +393,22 @@ absl::StatusOr<std::shared_ptr<const CompiledPrompt>> PromptCompiler::Compile(
 }
 
 void PromptCompiler::Keep(PromptEntry entry) {
+  entry.num_bytes = NumBytes(*entry.prompt);
   MutexLock lock(&mu_);
   const auto it = by_key_.find(entry.key);
   if (it != by_key_.end()) Drop(it->second);
-  kept_tokens_ += entry.prompt->plan->num_tokens;
+  kept_bytes_ += entry.num_bytes;
   const Digest key = entry.key;
   prompts_.push_front(std::move(entry));
   by_key_[key] = prompts_.begin();
   while (prompts_.size() > options_.max_prompts ||
-         (kept_tokens_ > options_.max_prompt_tokens && prompts_.size() > 1)) {
+         (kept_bytes_ > options_.max_prompt_bytes && prompts_.size() > 1)) {
     Drop(std::prev(prompts_.end()));
   }
 }
 
 void PromptCompiler::Drop(PromptList::iterator it) {
-  kept_tokens_ -= it->prompt->plan->num_tokens;
+  kept_bytes_ -= it->num_bytes;
   by_key_.erase(it->key);
   prompts_.erase(it);
 }

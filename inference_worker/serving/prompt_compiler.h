@@ -84,8 +84,8 @@ class PromptCompiler {
     absl::Duration look_again_after = absl::Seconds(1);
     pml::Limits limits;
     size_t max_prompts = 512;
-    // Of all prompts that are kept, together.
-    int64_t max_prompt_tokens = int64_t{4} << 20;
+    // Of all prompts that are kept, together: plans and keys.
+    uint64_t max_prompt_bytes = uint64_t{128} << 20;
   };
   struct CompiledSchema {
     SchemaRecord record;
@@ -132,6 +132,7 @@ class PromptCompiler {
     uint64_t changes = 0;  // of the registry, known when it was compiled
     std::shared_ptr<const CompiledSchema> compiled_schema;
     std::shared_ptr<const CompiledPrompt> prompt;
+    uint64_t num_bytes = 0;  // of the prompt, about
     // False: schemas that it may hold more of could not be looked at, and
     // nothing will tell when they can.
     bool complete = true;
@@ -189,7 +190,7 @@ class PromptCompiler {
   PromptList prompts_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<Digest, PromptList::iterator> by_key_
       ABSL_GUARDED_BY(mu_);
-  int64_t kept_tokens_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t kept_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace promptcache::worker

@@ -57,6 +57,34 @@ TEST(ModuleKeyTest, StartIsIdentityForAbsolutePositions) {
             ModuleIdentities(moved, base)[1].key);
 }
 
+// Lists that share their items, in any order, are hashed as if each had its
+// own.
+TEST(ModuleKeyTest, WhatContextsShareChangesNoKey) {
+  std::vector<pml::ContextItem> items;
+  for (int32_t i = 0; i < 5; ++i) {
+    items.push_back({.module = i % 2, .num_tokens = 3, .offset = i});
+  }
+  items[3] = {.offset = 8, .tokens = {1, 2}};
+  const pml::ContextList all(items);
+  pml::Plan shared, apart;
+  for (const size_t seen : {0, 0, 1, 2, 5, 3, 5, 1, 0, 4}) {
+    pml::PlanModule module;
+    module.pieces = {{.offset = 0, .tokens = {4, 5, 6}}};
+    module.context = all.First(seen);
+    shared.modules.push_back(module);
+    module.context = all.First(seen).Copy();
+    apart.modules.push_back(module);
+  }
+  const auto a = ModuleIdentities(shared, Base());
+  const auto b = ModuleIdentities(apart, Base());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].key, b[i].key) << i;
+    EXPECT_EQ(a[i].context_key, b[i].context_key) << i;
+  }
+  EXPECT_EQ(a[4].key, a[6].key);
+  EXPECT_NE(a[4].key, a[5].key);
+}
+
 // Every way in which two modules can differ gives another key, and the parts
 // say where.
 TEST(ModuleKeyTest, EachFieldChangesTheKeyAndItsOwnPart) {
@@ -84,13 +112,13 @@ TEST(ModuleKeyTest, EachFieldChangesTheKeyAndItsOwnPart) {
   expect_differs(TwoModulePlan(), base, IdentityField::kIsolationDomain);
 
   pml::Plan plan = TwoModulePlan();
-  plan.modules[1].context[0].offset = -4;
+  plan.modules[1].context = {{.module = 0, .num_tokens = 3, .offset = -4}};
   expect_differs(plan, Base(), IdentityField::kContext);
   plan = TwoModulePlan();
   plan.modules[0].pieces[0].tokens[1] = 9;
   expect_differs(plan, Base(), IdentityField::kContext);
   plan = TwoModulePlan();
-  plan.modules[1].context[0].num_tokens = 2;
+  plan.modules[1].context = {{.module = 0, .num_tokens = 2, .offset = -3}};
   expect_differs(plan, Base(), IdentityField::kContext);
   plan = TwoModulePlan();
   plan.modules[1].pieces[1].offset = 8;

@@ -44,6 +44,29 @@ TEST(CutPrefixTest, WholeChunksAreModulesAndTheLastTokenIsFresh) {
   }
 }
 
+// One item a chunk, not one a pair of them.
+TEST(CutPrefixTest, ChunksShareOneContext) {
+  pml::Plan plan = Plain(Tokens(64 * 40 + 1));
+  ASSERT_TRUE(CutPrefix(&plan));
+  ASSERT_EQ(plan.modules.size(), 40u);
+  const pml::ContextList& last = plan.modules.back().context;
+  pml::ContextWalk walk;
+  size_t items = 0;
+  for (size_t i = 0; i < plan.modules.size(); ++i) {
+    const pml::ContextList& context = plan.modules[i].context;
+    ASSERT_EQ(context.size(), i);
+    for (size_t j = 0; j < i; ++j) {
+      EXPECT_EQ(context[j].module, static_cast<int32_t>(j));
+      EXPECT_EQ(context[j].num_tokens, 64);
+    }
+    if (i > 0) {
+      EXPECT_EQ(context.begin(), last.begin());
+    }
+    items += walk.New(context).size();
+  }
+  EXPECT_EQ(items, 39u);
+}
+
 TEST(CutPrefixTest, LeavesOtherPlansAlone) {
   for (const auto& plan : {PlanBuilder::Random(1), PlanBuilder::Exact(2)}) {
     pml::Plan copy = *plan;

@@ -280,6 +280,30 @@ constexpr char kRules[] =
     "Rules of the house: nobody may smoke, shout or run in here. ";
 constexpr char kMap[] = "The map shows a river, two bridges and an old mill. ";
 
+// What prompts are kept for is bounded by what they take, however few they are.
+TEST_F(PromptCompilerTest, LongPromptsPushOthersOut) {
+  PromptCompiler::Options options;
+  options.context_length = 1 << 20;
+  options.max_prompts = 100;
+  // A token of a prompt is 4 bytes in its span and 4 in its chunk.
+  options.max_prompt_bytes = 3 * 8 * 10'000;
+  compiler_ = std::make_unique<PromptCompiler>(
+      options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
+  const auto compile = [&](char letter) {
+    std::string text;
+    for (int i = 0; i < 10'000; ++i) text += {' ', letter};
+    const auto prompt = compiler_->Compile(PlainText{text}, std::nullopt);
+    EXPECT_THAT(prompt, IsOk());
+    EXPECT_GE((*prompt)->plan->num_tokens, 10'000);
+    return *prompt;
+  };
+  const auto a = compile('a');
+  EXPECT_EQ(compile('a'), a);
+  compile('b');
+  compile('c');
+  EXPECT_NE(compile('a'), a);
+}
+
 class TextMatchTest : public PromptCompilerTest {
  protected:
   TextMatchTest() {
