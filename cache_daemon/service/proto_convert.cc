@@ -14,7 +14,6 @@ namespace {
 
 constexpr size_t kKeyBytes = 32;
 constexpr size_t kPartsBytes = kNumIdentityFields * sizeof(uint64_t);
-// A hundred years: what a Duration holds beyond it is a mistake.
 
 // Infinite ones stay unset.
 void SetTime(absl::Time value, google::protobuf::Timestamp* proto) {

@@ -290,14 +290,15 @@ absl::Status SessionReactor::HandleHello(const node::v1::Hello& hello) {
 
 absl::Status SessionReactor::HandleAcquire(
     const node::v1::AcquireRequest& request) {
-  PC_ASSIGN_OR_RETURN(const std::vector<AcquireKey> keys,
-                      KeysFromProto(request));
+  // Whatever becomes of the Acquire: they are named nowhere else.
   for (const uint64_t lease_id : request.released_leases()) {
     const absl::Status released =
         deps_.cache->Release(open_session_, LeaseId{lease_id});
     // As for a ReleaseRequest: not the Acquire's fault.
     if (!released.ok()) Push(Failure(/*request_id=*/0, released));
   }
+  PC_ASSIGN_OR_RETURN(const std::vector<AcquireKey> keys,
+                      KeysFromProto(request));
   const uint64_t request_id = request.request_id();
   {
     MutexLock lock(&mu_);

@@ -60,6 +60,15 @@ class ContextList {
         size_(items_->size()) {}
   ContextList(std::initializer_list<ContextItem> items)
       : ContextList(std::vector<ContextItem>(items)) {}
+  ContextList(const ContextList&) = default;
+  ContextList& operator=(const ContextList&) = default;
+  ContextList(ContextList&& other) noexcept
+      : items_(std::move(other.items_)), size_(std::exchange(other.size_, 0)) {}
+  ContextList& operator=(ContextList&& other) noexcept {
+    items_ = std::move(other.items_);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
 
   // The first `count`, sharing them. REQUIRES: there are so many.
   ContextList First(size_t count) const {

@@ -287,14 +287,9 @@ void GenerationJob::Complete() {
   }
 }
 
-bool GenerationJob::PromptIsCached() const {
-  for (size_t i = 0; i < modules.sources.size(); ++i) {
-    const StateSource source = SourceNow(i);
-    if (source != StateSource::kRead && source != StateSource::kCreated) {
-      return false;
-    }
-  }
-  return true;
+bool GenerationJob::IsCached(size_t module) const {
+  const StateSource source = SourceNow(module);
+  return source == StateSource::kRead || source == StateSource::kCreated;
 }
 
 FinishedTail GenerationJob::TailToRetain() const {
@@ -315,28 +310,27 @@ FinishedTail GenerationJob::TailToRetain() const {
   tail.tokens.resize(chunks * chunk);
   for (size_t i = 0; i < tail.first_chunk; ++i) {
     tail.read.push_back(SourceOf(i) == StateSource::kRead);
+    tail.cached.push_back(IsCached(i));
   }
   return tail;
 }
 
 void GenerationJob::FinishRetained(const RetainedTail& tail) {
-  retained_chunks_ = tail.chunks;
+  if (tail.has_prompt) {
+    retained_chunks_ =
+        static_cast<uint32_t>(modules.sources.size()) + tail.chunks;
+  }
   if (!tail.notice.empty()) modules.AddNotice(tail.notice);
   Finish(absl::OkStatus());
 }
 
-uint32_t GenerationJob::CountRetained(uint32_t tail_chunks) const {
+uint32_t GenerationJob::CountRetained() const {
   if (!request.retain.has_value()) return 0;
-  const auto chunk = static_cast<uint32_t>(request.prompt->chunk_tokens);
+  // Where the tail was not looked at: as far as the prompt is there.
   uint32_t count = 0;
-  for (size_t i = 0; i < modules.sources.size(); ++i) {
-    const StateSource source = SourceNow(i);
-    if (source != StateSource::kRead && source != StateSource::kCreated) {
-      return count * chunk;
-    }
-    ++count;
-  }
-  return (count + tail_chunks) * chunk;
+  while (count < modules.sources.size() && IsCached(count)) ++count;
+  return std::max(count, retained_chunks_) *
+         static_cast<uint32_t>(request.prompt->chunk_tokens);
 }
 
 StateSource GenerationJob::SourceNow(size_t module) const {
@@ -425,7 +419,7 @@ Usage GenerationJob::CurrentUsage() const {
     return result;
   }
   result.prompt_tokens = static_cast<uint32_t>(plan.num_tokens);
-  result.retained_tokens = CountRetained(retained_chunks_);
+  result.retained_tokens = CountRetained();
   const std::vector<SpanReport> spans = Spans();
   std::vector<uint32_t> linked(spans.size(), 0);
   for (const SpanPart& part : execution_->parts()) {

@@ -85,8 +85,6 @@ class GenerationJob {
   void TakeChosen();
   // Prefill is done and committed: events may flow.
   void StartDecoding();
-  // In kRetaining: every module of the plan was read, or is in the cache now.
-  bool PromptIsCached() const;
   // With `retain`, the tail that is to be kept.
   FinishedTail TailToRetain() const;
   // The end of kRetaining.
@@ -158,7 +156,9 @@ class GenerationJob {
   void Emit(TokenEvent event);
   // The answer is complete.
   void Complete();
-  uint32_t CountRetained(uint32_t tail_chunks) const;
+  uint32_t CountRetained() const;
+  // By this request, as far as it knows: read, or committed.
+  bool IsCached(size_t module) const;
   uint64_t TailPagesNow() const;
   void GiveBack();
   // In this attempt; and in all of them.
@@ -190,7 +190,7 @@ class GenerationJob {
   // Pages ran out after the cache was asked: next time all are taken first.
   bool reserve_all_ = false;
   bool fresh_queued_ = false;
-  uint32_t retained_chunks_ = 0;  // of the tail
+  uint32_t retained_chunks_ = 0;  // of prompt and tail; 0: not looked at
   bool started_ = false;
   std::vector<TokenEvent> unsent_;
   absl::Time decode_begin_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/module_key.h"
 #include "common/status_macros.h"
 #include "inference_worker/serving/prefix_plan.h"
@@ -23,19 +24,40 @@ struct Chunks {
   std::vector<ModuleIdentity> identities;
 };
 
-CacheClient::AcquireArgs ArgsOf(const Chunks& chunks, size_t first,
-                                const std::string& domain) {
+CacheClient::AcquireArgs ArgsOf(const std::string& domain) {
   CacheClient::AcquireArgs args;
   args.purpose = AcquirePurpose::kKeep;
   args.schema = kPrefixSchema;
   args.isolation_domain = domain;
-  for (size_t i = first; i < chunks.plan.modules.size(); ++i) {
-    args.keys.push_back({.key = chunks.identities[i].key,
-                         .num_tokens = kPrefixChunkTokens,
-                         .path = chunks.plan.modules[i].path,
-                         .parts = chunks.identities[i].parts});
-  }
   return args;
+}
+
+AcquireKey KeyOf(const Chunks& chunks, size_t i) {
+  return {.key = chunks.identities[i].key,
+          .num_tokens = kPrefixChunkTokens,
+          .path = chunks.plan.modules[i].path,
+          .parts = chunks.identities[i].parts};
+}
+
+// What the request computed for itself may have come into the cache by
+// another's doing. A lease over it; null: some of it is not there. Nobody could
+// read a tail behind such a hole.
+absl::StatusOr<std::unique_ptr<CacheLease>> FindRestOfPrompt(
+    CacheClient* client, const Chunks& chunks, const FinishedTail& finished,
+    const std::string& domain) {
+  CacheClient::AcquireArgs args = ArgsOf(domain);
+  args.reserve_missing = false;
+  args.no_wait = true;
+  for (size_t i = 0; i < finished.first_chunk; ++i) {
+    if (!finished.cached[i]) args.keys.push_back(KeyOf(chunks, i));
+  }
+  PC_ASSIGN_OR_RETURN(std::unique_ptr<CacheLease> lease, client->Acquire(args));
+  const bool all =
+      std::ranges::all_of(lease->modules(), [](const AcquiredModule& module) {
+        return module.outcome == AcquireOutcome::kHit;
+      });
+  if (!all) lease.reset();
+  return lease;
 }
 
 // The tail's chunks on their way into the cache.
@@ -83,6 +105,7 @@ absl::Status CopyReserved(const AcquisitionOptions& options,
   for (size_t i = 0; i < tail->kept.size(); ++i) {
     const AcquiredModule& module = tail->lease->modules()[i];
     if (module.outcome != AcquireOutcome::kReserved || tail->kept[i]) continue;
+    if (module.write_pages.empty()) continue;  // its reservation was gone
     PC_ASSIGN_OR_RETURN(
         CommitModule commit,
         CopyInto(module, tail->chunks, tail->first_chunk + i, tail->policy,
@@ -135,8 +158,9 @@ absl::Status ExtendPolicies(CacheClient* client, const FinishedTail& finished,
   const std::vector<ModuleIdentity>& identities = tail->chunks.identities;
   std::vector<PolicyChange> changes;
   for (size_t i = 0; i < identities.size(); ++i) {
+    // What another request put there meanwhile as well.
     const bool was_there = i < finished.first_chunk
-                               ? finished.read[i]
+                               ? finished.read[i] || !finished.cached[i]
                                : tail->found[i - finished.first_chunk];
     if (!was_there) continue;
     changes.push_back({.key = identities[i].key,
@@ -157,8 +181,11 @@ absl::Status ExtendPolicies(CacheClient* client, const FinishedTail& finished,
 std::string KeepTail(CacheClient* client, const GenerationRequest& request,
                      const AcquisitionOptions& options, absl::Time deadline,
                      Tail* tail) {
-  const auto lease = client->Acquire(
-      ArgsOf(tail->chunks, tail->first_chunk, request.isolation_domain));
+  CacheClient::AcquireArgs args = ArgsOf(request.isolation_domain);
+  for (size_t i = 0; i < tail->kept.size(); ++i) {
+    args.keys.push_back(KeyOf(tail->chunks, tail->first_chunk + i));
+  }
+  const auto lease = client->Acquire(args);
   absl::Status status = lease.status();
   if (status.ok()) {
     tail->lease = lease->get();
@@ -189,6 +216,20 @@ RetainedTail RetainTail(CacheClient* client, const GenerationRequest& request,
       finished.tokens, finished.tokens.size() / kPrefixChunkTokens);
   chunks.identities =
       ModuleIdentities(chunks.plan, *request.prompt->identity_base);
+  std::unique_ptr<CacheLease> rest_of_prompt;  // until the tail is there, too
+  if (std::ranges::find(finished.cached, false) != finished.cached.end()) {
+    auto found =
+        FindRestOfPrompt(client, chunks, finished, request.isolation_domain);
+    if (!found.ok() || *found == nullptr) {
+      result.notice = absl::StrCat(
+          "the answer was not kept: ",
+          found.ok() ? absl::string_view("its prompt is not in the cache")
+                     : found.status().message());
+      return result;
+    }
+    rest_of_prompt = *std::move(found);
+  }
+  result.has_prompt = true;
   const size_t count = chunks.plan.modules.size() - finished.first_chunk;
   Tail tail{.chunks = chunks,
             .first_chunk = finished.first_chunk,

@@ -97,7 +97,8 @@ uint64_t NumBytes(const CompiledPrompt& prompt) {
 // A listed schema that is gone, or that this model cannot have; else it could
 // not be looked at.
 bool SaysThereIsNone(const absl::Status& status) {
-  return absl::IsNotFound(status) || absl::IsInvalidArgument(status);
+  return absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
+         absl::IsFailedPrecondition(status);
 }
 
 }  // namespace

@@ -453,12 +453,6 @@ void Scheduler::StartRetain(const Job& job) {
     job->FinishRetained({.notice = "the answer was not kept: no cache"});
     return;
   }
-  // Nobody could read what lies behind a hole.
-  if (!job->PromptIsCached()) {
-    job->FinishRetained(
-        {.notice = "the answer was not kept: its prompt is not in the cache"});
-    return;
-  }
   auto tail = std::make_shared<RetainedTail>();
   const absl::Time deadline = absl::Now() + options_.commit_timeout;
   RunBlocking(

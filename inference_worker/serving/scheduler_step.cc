@@ -105,7 +105,9 @@ GenerationJob* Scheduler::NextVictim() {
 bool Scheduler::TakeFromSlowReader(absl::Duration patience) {
   const absl::Time since = absl::Now() - patience;
   GenerationJob* const job = ToPause([&](const GenerationJob& j) {
-    return j.state == State::kDecode && j.behind_since <= since;
+    // As of the step's beginning; it may have caught up since.
+    return j.state == State::kDecode && j.behind_since <= since &&
+           !j.sink->Ready();
   });
   if (job == nullptr) return false;
   Preempt(job, GenerationJob::Pause::kReader);

@@ -138,7 +138,17 @@ TEST_F(SessionTest, AnAcquireEndsLeasesFirst) {
   const auto failed = session->Ask(again).request_failed();
   EXPECT_EQ(failed.request_id(), 0u);
   EXPECT_EQ(failed.code(), static_cast<int>(absl::StatusCode::kNotFound));
-  EXPECT_EQ(session->Read().acquire().request_id(), 4u);
+  const auto last = session->Read().acquire();
+  EXPECT_EQ(last.request_id(), 4u);
+  EXPECT_EQ(server_->cache().Stats().num_leases, 2u);
+
+  // Nor are they lost with an Acquire that is refused.
+  auto refused = AcquireOf(5, 2, 16, false);
+  refused.mutable_acquire()->mutable_keys()->resize(40);
+  refused.mutable_acquire()->add_released_leases(held.lease_id());
+  refused.mutable_acquire()->add_released_leases(last.lease_id());
+  EXPECT_EQ(session->Ask(refused).request_failed().request_id(), 5u);
+  EXPECT_EQ(server_->cache().Stats().num_leases, 0u);
 }
 
 TEST_F(SessionTest, BadRequestsAreToldWithNumbersAndTheSessionGoesOn) {

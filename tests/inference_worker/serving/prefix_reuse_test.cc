@@ -25,6 +25,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 struct TinyModel {
   explicit TinyModel(const TinyLlamaSpec& spec = {},
@@ -276,7 +277,8 @@ TEST_F(PrefixReuseTest, ChunksThatAnotherRequestKeepsAreWaitedFor) {
   const GenerationRequest request = Retaining(PlainText{"Hi"}, 150);
   Run(request);
   std::vector<int32_t> tokens = TokensOf(request);
-  tokens.insert(tokens.end(), tokens_.begin(), tokens_.end());
+  const std::vector<int32_t> answer = last_->tokens();
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
   const ModuleKey key = MakeTokens(tokens).prompt->identities.at(1).key;
   const uint32_t all = static_cast<uint32_t>((tokens.size() - 1) / 64 * 64);
   cache_.RevokeAll();
@@ -344,6 +346,37 @@ TEST_F(PrefixReuseTest, AnAnswerWhosePromptWasNotKeptIsNotKeptEither) {
       EXPECT_EQ(done.logits_sha256, whole.logits_sha256);
     }
   }
+}
+
+// Nor is it a hole where another request has put meanwhile what this one
+// computed for itself.
+TEST_F(PrefixReuseTest, AnAnswerBehindAPromptThatAnotherKeptIsKept) {
+  GenerationRequest request = MakeTokens(std::vector<int32_t>(192, 5), 70);
+  request.retain.emplace();
+  request.pending_compute = true;
+  const ModuleKey key = request.prompt->identities.at(0).key;
+  cache_.ReserveElsewhere(key, 64);
+  const auto other = cache_.NewClient();
+  int acquires = 0;
+  cache_.SetAcquireHook([&] {
+    if (++acquires != 2) return;  // the request's own, of its end
+    cache_.AbandonElsewhere(key);
+    const auto lease =
+        other->Acquire({.keys = {{.key = key, .num_tokens = 64}}});
+    PC_ASSERT_OK(lease);
+    const AcquiredModule& module = (*lease)->modules()[0];
+    CommitModule commit{.reservation_id = module.reservation_id};
+    for (const std::byte* page : module.read_pages) {
+      commit.page_sums.push_back(
+          PageSum({page, model_->backend->layout().page_bytes()}));
+    }
+    PC_ASSERT_OK((*lease)->Commit({commit}, absl::InfiniteFuture()));
+  });
+  const auto done = Run(request);
+  EXPECT_GE(acquires, 3);
+  EXPECT_EQ(done.usage.cached_tokens, 0u);
+  EXPECT_THAT(done.notices, Not(Contains(HasSubstr("not kept"))));
+  EXPECT_EQ(done.usage.retained_tokens, (192u + 69u) / 64 * 64);
 }
 
 TEST_F(PrefixReuseTest, FullAttentionIsTheSameUpToRounding) {
