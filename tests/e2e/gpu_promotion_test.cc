@@ -15,6 +15,7 @@
 namespace promptcache::e2e {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
@@ -58,6 +59,11 @@ class GpuPromotionTest : public NodeTest {
     WaitAttached(worker.get());
     return worker;
   }
+  // The copy may begin before the answer to the Acquire has left the daemon:
+  // on a busy machine it never does.
+  static auto ToldOfTheDaemon() {
+    return AnyOf(HasSubstr("recomputed"), HasSubstr("without the cache"));
+  }
   void ExpectTheSame(const Answer& answer) {
     PC_ASSERT_OK(answer.status);
     EXPECT_EQ(answer.ids, bypass_.ids);
@@ -100,7 +106,7 @@ TEST_F(GpuPromotionTest, ADaemonKilledWhileAModuleArrivesCostsTimeOnly) {
   const Answer answer = worker->Generate(Request(kPrompt, 6));
   ExpectTheSame(answer);
   EXPECT_EQ(answer.usage().cached_tokens(), 0u);
-  EXPECT_THAT(answer.completed.notices(), Contains(HasSubstr("recomputed")));
+  EXPECT_THAT(answer.completed.notices(), Contains(ToldOfTheDaemon()));
   EXPECT_THAT(daemon().Wait(kPatience), IsOkAndHolds(std::string("signal 9")));
 }
 
@@ -110,7 +116,7 @@ TEST_F(GpuPromotionTest, ADaemonThatHangsWhileAModuleArrivesCostsTimeOnly) {
   const Answer answer = worker->Generate(Request(kPrompt, 6));
   ExpectTheSame(answer);
   EXPECT_EQ(answer.usage().cached_tokens(), 0u);
-  EXPECT_THAT(answer.completed.notices(), Contains(HasSubstr("recomputed")));
+  EXPECT_THAT(answer.completed.notices(), Contains(ToldOfTheDaemon()));
   PC_EXPECT_OK(daemon().Signal(SIGKILL));
 }
 

@@ -585,9 +585,11 @@ TEST_F(WorkerServerTest, WhoIsOneTooManyIsTheSchedulersChoice) {
   GenerationRequest other;
   other.prompt = *compiler_->Compile(PlainText{"x"}, pml::Layout::kCompact);
   other.isolation_domain = "other";
-  PC_EXPECT_OK(scheduler_->Submit(other, std::make_shared<RecordingSink>()));
+  const auto sink = std::make_shared<RecordingSink>();
+  PC_EXPECT_OK(scheduler_->Submit(other, sink));
   EXPECT_EQ(scheduler_->max_requests(), 6u);
   gate.Open();
+  EXPECT_TRUE(sink->WaitDone());  // it waits at the gate, too
   for (std::thread& call : calls) call.join();
 }
 
