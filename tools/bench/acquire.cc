@@ -9,7 +9,11 @@
 // page each, then --workers processes that ask for --modules random ones of
 // them at once, all hits. Closed loop, or each worker --rate times a second.
 // As real workers keep the keys of their schemas, the processes make theirs
-// before they ask: of up to 65,536 modules each, spread over all of them.
+// before they ask: of up to 65,536 modules each, spread over all of them. They
+// ask once the daemon has nothing left to do of what filled it: it goes on
+// writing to its registry for a while.
+
+#include <time.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -47,7 +51,7 @@ constexpr uint32_t kFillBatch = 1000;
 constexpr uint32_t kMostKeys = 65536;
 
 struct Options {
-  std::string daemon;
+  std::string daemon;  // empty: beside this program
   std::vector<uint32_t> metadata = {1000, 1'000'000};
   uint32_t workers = 4;
   uint32_t modules = 64;
@@ -118,6 +122,7 @@ std::vector<worker::AcquireKey> SomeKeys(uint32_t num_modules,
   const uint32_t count = std::min(num_modules, kMostKeys);
   const uint64_t step = num_modules / count;
   const uint64_t begin = (*random)() % num_modules;
+  keys.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
     keys.push_back(
         KeyOf(static_cast<uint32_t>((begin + i * step) % num_modules)));
@@ -203,6 +208,32 @@ absl::StatusOr<std::vector<double>> AskFromAll(const Options& options,
   return microseconds;
 }
 
+// Until `process` has used no processor time for half a second.
+absl::Status WaitIdle(pid_t process) {
+  clockid_t clock;
+  if (clock_getcpuclockid(process, &clock) != 0) {
+    return absl::InternalError("the daemon's processor time is not known");
+  }
+  const auto used = [clock] {
+    timespec time{};
+    clock_gettime(clock, &time);
+    return absl::DurationFromTimespec(time);
+  };
+  const absl::Time deadline = absl::Now() + absl::Minutes(3);
+  while (absl::Now() < deadline) {
+    const absl::Duration before = used();
+    absl::SleepFor(absl::Milliseconds(500));
+    if (used() - before < absl::Milliseconds(10)) return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError("the daemon is busy with nobody asking");
+}
+
+std::string DaemonBesideThis() {
+  return std::filesystem::read_symlink("/proc/self/exe")
+      .replace_filename("promptcache-daemon")
+      .string();
+}
+
 absl::StatusOr<Result> Measure(const Options& options, uint32_t num_modules) {
   PC_ASSIGN_OR_RETURN(const cli::PrivateDir private_dir,
                       cli::PrivateDir::Create());
@@ -212,7 +243,8 @@ absl::StatusOr<Result> Measure(const Options& options, uint32_t num_modules) {
   PC_ASSIGN_OR_RETURN(
       ChildProcess daemon,
       ChildProcess::Start(
-          {.program = options.daemon,
+          {.program =
+               options.daemon.empty() ? DaemonBesideThis() : options.daemon,
            .args = {"--socket=" + dir + "/d.sock",
                     "--listen=", "--db=" + dir + "/registry.db",
                     absl::StrCat("--device_bytes=", tier_bytes)},
@@ -227,6 +259,7 @@ absl::StatusOr<Result> Measure(const Options& options, uint32_t num_modules) {
     }
   }
   result.fill_s = absl::ToDoubleSeconds(absl::Now() - start);
+  PC_RETURN_IF_ERROR(WaitIdle(daemon.pid()));
   PC_ASSIGN_OR_RETURN(const std::vector<double> us,
                       AskFromAll(options, dir, num_modules));
   result.num_requests = us.size();
@@ -279,14 +312,13 @@ absl::Status Run(const Options& options) {
 }  // namespace
 }  // namespace promptcache
 
+// CLI11 throws at names that no option may have, which would show at once.
+// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   promptcache::Options options;
-  options.daemon =
-      (std::filesystem::read_symlink("/proc/self/exe").parent_path() /
-       "promptcache-daemon")
-          .string();
   CLI::App app("How long workers wait for the cache daemon's answer");
-  app.add_option("--daemon", options.daemon, "the daemon's program");
+  app.add_option("--daemon", options.daemon,
+                 "the daemon's program (default: beside this one)");
   app.add_option("--metadata", options.metadata, "modules that are resident")
       ->check(CLI::PositiveNumber);
   app.add_option("--workers", options.workers, "processes that ask")
