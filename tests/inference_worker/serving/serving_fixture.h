@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -13,6 +15,7 @@
 #include "tests/inference_worker/serving/fake_cache.h"
 #include "tests/inference_worker/serving/hash_backend.h"
 #include "tests/inference_worker/serving/plan_builder.h"
+#include "tests/support/status_matchers.h"
 
 namespace promptcache::worker {
 
@@ -173,6 +176,20 @@ class RecordingSink final : public GenerationSink {
   std::string text_ ABSL_GUARDED_BY(mu_);
   std::vector<TokenEvent> events_ ABSL_GUARDED_BY(mu_);
 };
+
+// What a caller sees of an answer, wherever its states came from.
+inline void ExpectSameAnswer(const std::shared_ptr<RecordingSink>& sink,
+                             const std::shared_ptr<RecordingSink>& alone) {
+  PC_EXPECT_OK(sink->status());
+  EXPECT_EQ(sink->starts(), 1);
+  EXPECT_EQ(sink->tokens(), alone->tokens());
+  EXPECT_EQ(sink->text(), alone->text());
+  const CompletedEvent got = sink->completed();
+  const CompletedEvent want = alone->completed();
+  EXPECT_EQ(got.usage.completion_tokens, want.usage.completion_tokens);
+  EXPECT_EQ(got.logits_sha256, want.logits_sha256);
+  EXPECT_EQ(got.finish_reason, want.finish_reason);
+}
 
 // The plan with its keys.
 inline std::shared_ptr<const CompiledPrompt> Compiled(

@@ -103,6 +103,13 @@ struct Answer {
 
 class WorkerServerTest : public ::testing::Test {
  protected:
+  // Until the gate opens. It must outlive every step.
+  void HoldSteps(Gate* gate) {
+    backend_.SetHook([gate](std::span<const RowGroup>) {
+      gate->Wait();
+      return absl::OkStatus();
+    });
+  }
   WorkerServerTest()
       : backend_(4, static_cast<uint32_t>(tokenizer_.vocab_size())),
         cache_(backend_.layout()),
@@ -519,10 +526,7 @@ TEST_F(WorkerServerTest, TooManyCallsAreRefusedWithADelay) {
   request.mutable_prompt()->set_text("on and on");
   request.set_max_tokens(3);
   Gate gate;
-  backend_.SetHook([&](std::span<const RowGroup>) {
-    gate.Wait();
-    return absl::OkStatus();
-  });
+  HoldSteps(&gate);
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>>> calls;
   for (int i = 0; i < 4; ++i) {
@@ -570,10 +574,7 @@ TEST_F(WorkerServerTest, WhoIsOneTooManyIsTheSchedulersChoice) {
   request.mutable_prompt()->set_text("on and on");
   request.set_max_tokens(3);
   Gate gate;
-  backend_.SetHook([&](std::span<const RowGroup>) {
-    gate.Wait();
-    return absl::OkStatus();
-  });
+  HoldSteps(&gate);
   std::vector<std::thread> calls;
   for (int i = 0; i < 3; ++i) {
     calls.emplace_back([&] { PC_EXPECT_OK(StatusOf(Generate(request))); });
@@ -629,10 +630,7 @@ TEST_F(WorkerServerTest, ACallWhoseCallerHasLeftIsNotBegun) {
 TEST_F(WorkerServerTest, WarmingWaitsWhileTheQueueIsFull) {
   ASSERT_TRUE(Put(kSchema).ok());
   Gate gate;
-  backend_.SetHook([&](std::span<const RowGroup>) {
-    gate.Wait();
-    return absl::OkStatus();
-  });
+  HoldSteps(&gate);
   GenerationRequest filler;
   filler.prompt = *compiler_->Compile(PlainText{"x"}, pml::Layout::kCompact);
   filler.max_tokens = 1;
@@ -665,10 +663,7 @@ TEST_F(WorkerServerTest, WarmingWaitsWhileTheQueueIsFull) {
 TEST_F(WorkerServerTest, AWarmUpThatRunsIsFinishedAtTheEnd) {
   ASSERT_TRUE(Put(kSchema).ok());
   Gate gate;
-  backend_.SetHook([&](std::span<const RowGroup>) {
-    gate.Wait();
-    return absl::OkStatus();
-  });
+  HoldSteps(&gate);
   v1::WarmModulesRequest request;
   request.set_schema("s");
   grpc::ClientContext context;
