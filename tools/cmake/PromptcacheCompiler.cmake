@@ -8,7 +8,9 @@ set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1")
 
 find_program(PROMPTCACHE_CCACHE ccache)
 if(PROMPTCACHE_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${PROMPTCACHE_CCACHE}")
+  # Without it nothing that uses precompiled headers is cached.
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros "${PROMPTCACHE_CCACHE}")
 endif()
 
 # Linked PRIVATE by every target of ours, so that nothing of it reaches

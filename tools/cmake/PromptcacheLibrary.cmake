@@ -33,6 +33,16 @@ function(promptcache_emulate_cuda target)
   set_target_properties(${target} PROPERTIES PROMPTCACHE_EMULATED_CUDA ON)
 endfunction()
 
+# Compiling tests is half of a build, a third of that is optimising them. What
+# they test is optimised all the same.
+add_library(promptcache_test_options INTERFACE)
+target_compile_options(promptcache_test_options INTERFACE
+  $<IF:$<BOOL:${PROMPTCACHE_SANITIZE}>,-O1,-O0> -pthread
+  # As ccache wants it where headers are precompiled.
+  "$<IF:$<CXX_COMPILER_ID:GNU>,-fpch-preprocess,SHELL:-Xclang -fno-pch-timestamp>")
+target_link_libraries(promptcache_test_options
+  INTERFACE promptcache_options GTest::gmock)
+
 # promptcache_test(NAME SRCS ... DEPS ... LABELS ...): one gtest binary a layer.
 # PREFIX: before the names of tests that several binaries have.
 function(promptcache_test name)
@@ -44,10 +54,9 @@ function(promptcache_test name)
     math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 5")
   endif()
   promptcache_binary(${name} SRCS ${ARG_SRCS}
-    DEPS ${ARG_DEPS} promptcache::test_support GTest::gmock GTest::gtest_main)
-  # Compiling tests is half of a build, a third of that is optimising them. What
-  # they test is optimised all the same.
-  target_compile_options(${name} PRIVATE $<IF:$<BOOL:${PROMPTCACHE_SANITIZE}>,-O1,-O0>)
+    DEPS ${ARG_DEPS} promptcache::test_support promptcache_test_options
+         GTest::gtest_main)
+  target_precompile_headers(${name} REUSE_FROM promptcache_test_headers)
   # Only what has the label runs under the thread sanitizer: the rest is built
   # there by name alone.
   if(PROMPTCACHE_SANITIZE STREQUAL "thread" AND NOT "tsan" IN_LIST ARG_LABELS)
