@@ -236,6 +236,7 @@ void PlanExecution::EncodeModule(size_t module,
   CHECK_EQ(temporary_pages.size(), this->temporary_pages(module));
   CHECK(!modules_[module].write.empty()) << "module " << module;
   ZeroUnusedSlots(module);
+  if (options_.chunk_tokens > 0) return EncodeChunk(module);
 
   PageTable& temp = temporaries_.emplace_back();
   temp.read.assign(temporary_pages.begin(), temporary_pages.end());
@@ -382,24 +383,6 @@ void PlanExecution::ComputeFresh() {
     frame_.own = {tail_.read.data(), tail_used, 0, next_position_, 0};
     frame_.write_pages = tail_.write.data();
   }
-}
-
-// The chunk that was filled is seen by those after it as a view.
-void PlanExecution::NextChunk() {
-  CHECK_LT(plan_views_.size(), plan_views_.capacity());
-  plan_views_.push_back(frame_.own);
-  frame_.visible = plan_views_;
-  frame_.own.first_token += options_.chunk_tokens;
-  frame_.own.local_position += static_cast<int32_t>(options_.chunk_tokens);
-  frame_.own.num_tokens = 0;
-}
-
-std::span<const std::byte* const> PlanExecution::WholeTailChunks() const {
-  const uint32_t chunk = options_.chunk_tokens;
-  if (chunk == 0 || chunk % layout_.page_tokens != 0) return {};
-  const size_t tokens = num_fresh_tokens_ + generated_.size() - rows_left_;
-  return std::span<const std::byte* const>(tail_.read)
-      .first(tokens / chunk * (chunk / layout_.page_tokens));
 }
 
 void PlanExecution::Append(std::span<const int32_t> tokens) {

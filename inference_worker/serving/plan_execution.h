@@ -158,6 +158,7 @@ class PlanExecution {
   void PushStates(const pml::ContextItem& item,
                   std::vector<KvView>* views) const;
   void ZeroUnusedSlots(size_t module);
+  void EncodeChunk(size_t module);
   KvView CachedPartView(const SpanPart& part) const;
   KvView FreshPartView(const SpanPart& part, uint32_t tail_used) const;
   void NextChunk();
@@ -182,6 +183,8 @@ class PlanExecution {
   // Of the module being encoded: what it sees, then its own parts. One vector
   // a module, complete before a run points into it.
   std::deque<std::vector<KvView>> module_views_;
+  // With chunk_tokens, of the first modules: one list of what all see.
+  std::vector<KvView> chunk_views_;
   std::vector<KvView> plan_views_;  // one per part, in plan order
   // The frame that generated tokens continue.
   Run frame_;

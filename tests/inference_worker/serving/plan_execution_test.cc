@@ -5,9 +5,11 @@
 
 #include <list>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "common/page_sum.h"
+#include "inference_worker/serving/prefix_plan.h"
 #include "tests/inference_worker/serving/hash_backend.h"
 #include "tests/inference_worker/serving/plan_builder.h"
 #include "tests/support/status_matchers.h"
@@ -282,6 +284,50 @@ TEST(PlanExecutionTest, UnusedSlotsOfTheLastPageAreZero) {
   other.EncodeAll();
   EXPECT_EQ(PageSum({page, layout.page_bytes()}),
             PageSum({other.module_pages(1)[1], layout.page_bytes()}));
+}
+
+// A prompt without schema as a chain of modules.
+std::shared_ptr<const Plan> Chain(int32_t num_tokens) {
+  PlanBuilder b(2);
+  b.PlaceFresh(0, b.Tokens(num_tokens));
+  auto plan = std::make_shared<Plan>(*b.Build());
+  EXPECT_TRUE(CutPrefix(plan.get()));
+  return plan;
+}
+
+TEST(PlanExecutionTest, AChainsModulesShareOneListOfWhatTheySee) {
+  const auto plan = Chain(10 * kPrefixChunkTokens + 5);
+  Runner run(plan, {.chunk_tokens = kPrefixChunkTokens}, 1000);
+  size_t most = 0;
+  std::set<const KvView*> lists;
+  run.backend().SetHook([&](std::span<const RowGroup> groups) {
+    for (const RowGroup& group : groups) {
+      if (group.logits != LogitsWanted::kNone || group.visible.empty())
+        continue;
+      lists.insert(group.visible.data());
+      most = std::max(most, group.visible.size());
+    }
+    return absl::OkStatus();
+  });
+  run.EncodeAll();
+  EXPECT_EQ(most, 9u);
+  EXPECT_EQ(lists.size(), 1u);
+  EXPECT_EQ(run.logits(), Expected(*plan, true));
+}
+
+TEST(PlanExecutionTest, AChainIsEncodedBehindAnyBeginningThatIsThere) {
+  const auto plan = Chain(5 * kPrefixChunkTokens + 1);
+  const PlanExecution::Options options{.chunk_tokens = kPrefixChunkTokens};
+  Runner cache(plan, options, 50);
+  cache.EncodeAll();
+  for (uint32_t present = 0; present < 1u << 5; ++present) {
+    std::vector<bool> encode(5);
+    for (size_t i = 0; i < 5; ++i) encode[i] = ((present >> i) & 1) == 0;
+    Runner run(plan, options, 90);
+    run.Prefill(encode, &cache);
+    EXPECT_EQ(run.logits(), Expected(*plan, true)) << "present " << present;
+    EXPECT_EQ(run.backend().faults(), 0u);
+  }
 }
 
 TEST(NeededModulesTest, FollowsContextsOfMissingModulesOnly) {
