@@ -172,6 +172,12 @@ void DropUnneeded(const GenerationRequest& request, ModuleSet* set) {
   if (!unneeded.empty()) set->lease->Abort(unneeded);
 }
 
+void NoteNoCache(const GenerationRequest& request, const absl::Status& why,
+                 ModuleSet* set) {
+  set->AddNotice(absl::StrCat(
+      request.warm ? "" : "answered without the cache: ", why.message()));
+}
+
 // The daemon keeps such modules all the same, until it needs their memory.
 void NoteRefusedPins(const pml::Plan& plan, const std::vector<size_t>& refused,
                      ModuleSet* set) {
@@ -250,9 +256,7 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
   }
   auto lease = client->Acquire(args);
   if (!lease.ok()) {
-    set.AddNotice(
-        absl::StrCat(request.warm ? "" : "answered without the cache: ",
-                     lease.status().message()));
+    NoteNoCache(request, lease.status(), &set);
     return set;
   }
   set.lease = *std::move(lease);
@@ -299,7 +303,10 @@ void WaitForPending(const GenerationRequest& request,
           set->lease->WaitPending(i, std::min(deadline, now + kWaitSlice));
       if (set->lease->modules()[i].outcome != AcquireOutcome::kPending) {
         SetFromOutcome(request, options, i, &verify_budget, set);
-      } else if (!absl::IsDeadlineExceeded(status) || now >= deadline) {
+      } else if (!absl::IsDeadlineExceeded(status)) {
+        set->sources[i] = ModuleSource::kPrivate;
+        NoteNoCache(request, status, set);
+      } else if (now >= deadline) {
         set->sources[i] = ModuleSource::kPrivate;
         set->AddNotice(absl::StrCat(
             "did not wait longer for modules that another request encodes: ",

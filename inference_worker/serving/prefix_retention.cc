@@ -133,23 +133,23 @@ absl::Status AwaitOthers(const AcquisitionOptions& options, absl::Time deadline,
   for (size_t i = 0; i < tail->kept.size(); ++i) {
     if (tail->lease->modules()[i].outcome != AcquireOutcome::kPending) continue;
     waited = true;
+    const absl::Status status = tail->lease->WaitPending(i, patience);
     // What is pending still is told by its outcome.
-    tail->lease->WaitPending(i, patience).IgnoreError();
+    if (!status.ok() && !absl::IsDeadlineExceeded(status)) return status;
   }
   return waited ? CopyReserved(options, deadline, tail) : absl::OkStatus();
 }
 
-std::string WhyNotKept(const AcquiredModule& module) {
-  constexpr char kNotAll[] = "not all of the answer was kept: ";
+absl::string_view WhyNotKept(const AcquiredModule& module) {
   if (module.outcome == AcquireOutcome::kPending) {
-    return absl::StrCat(kNotAll, "another request is encoding some of it");
+    return "another request is encoding some of it";
   }
   if (module.outcome == AcquireOutcome::kReserved) {
-    return absl::StrCat(kNotAll, "the reservation was gone");
+    return "the reservation was gone";
   }
   return module.miss_reason == CacheMissReason::kNoMemory
-             ? absl::StrCat(kNotAll, "the cache has no memory")
-             : absl::StrCat(kNotAll, "the cache did not take it");
+             ? "the cache has no memory"
+             : "the cache did not take it";
 }
 
 // What was there before stays as long as this request says, too.
@@ -186,23 +186,24 @@ std::string KeepTail(CacheClient* client, const GenerationRequest& request,
     args.keys.push_back(KeyOf(tail->chunks, tail->first_chunk + i));
   }
   const auto lease = client->Acquire(args);
-  absl::Status status = lease.status();
-  if (status.ok()) {
-    tail->lease = lease->get();
-    status = CopyReserved(options, deadline, tail);
-    if (status.ok()) status = AwaitOthers(options, deadline, tail);
+  if (!lease.ok()) {
+    return absl::StrCat("the answer was not kept: ", lease.status().message());
   }
-  if (!status.ok()) {
-    return absl::StrCat("the answer was not kept: ", status.message());
+  tail->lease = lease->get();
+  absl::Status status = CopyReserved(options, deadline, tail);
+  if (status.ok()) status = AwaitOthers(options, deadline, tail);
+  const std::vector<AcquiredModule>& modules = tail->lease->modules();
+  for (size_t i = 0; i < modules.size(); ++i) {
+    if (modules[i].outcome != AcquireOutcome::kHit) continue;
+    tail->kept[i] = tail->found[i] = true;
   }
-  for (size_t i = 0; i < tail->kept.size(); ++i) {
-    const AcquiredModule& module = (*lease)->modules()[i];
-    if (module.outcome == AcquireOutcome::kHit) {
-      tail->kept[i] = tail->found[i] = true;
-    }
-    if (!tail->kept[i]) return WhyNotKept(module);
-  }
-  return "";
+  const auto first_not = std::ranges::find(tail->kept, false);
+  if (first_not == tail->kept.end()) return "";
+  const bool none = std::ranges::find(tail->kept, true) == tail->kept.end();
+  const auto index = static_cast<size_t>(first_not - tail->kept.begin());
+  return absl::StrCat(
+      none ? "the answer was not kept: " : "not all of the answer was kept: ",
+      status.ok() ? WhyNotKept(modules[index]) : status.message());
 }
 
 }  // namespace

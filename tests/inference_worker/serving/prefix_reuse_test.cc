@@ -304,6 +304,32 @@ TEST_F(PrefixReuseTest, ChunksThatAnotherRequestKeepsAreWaitedFor) {
   cache_.AbandonElsewhere(key);
 }
 
+TEST_F(PrefixReuseTest, ADaemonThatGoesIsNotToldAsAnotherRequest) {
+  const GenerationRequest request = Retaining(PlainText{"Hi"}, 150);
+  Run(request);
+  std::vector<int32_t> tokens = TokensOf(request);
+  const std::vector<int32_t> answer = last_->tokens();
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
+  cache_.RevokeAll();
+  const ModuleKey key = MakeTokens(tokens).prompt->identities.at(1).key;
+  cache_.ReserveElsewhere(key, 64);
+  const uint64_t commits = cache_.counters().commits;
+  auto sink = std::make_shared<RecordingSink>();
+  PC_ASSERT_OK(scheduler_->Submit(request, sink));
+  // It has kept the first chunk, and waits for the second.
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  while (cache_.counters().commits == commits && absl::Now() < deadline) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  cache_.SetDown(true);
+  ASSERT_TRUE(sink->WaitDone());
+  EXPECT_THAT(
+      sink->completed().notices,
+      ElementsAre("not all of the answer was kept: the daemon is gone"));
+  EXPECT_EQ(sink->completed().usage.retained_tokens, 64u);
+  cache_.AbandonElsewhere(key);
+}
+
 TEST_F(PrefixReuseTest, ShortPromptsRetainTheirAnswers) {
   const auto done = Run(Retaining(PlainText{"Hi"}, 150));
   EXPECT_EQ(done.usage.created_tokens, 0u);

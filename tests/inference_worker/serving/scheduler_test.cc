@@ -268,6 +268,22 @@ TEST_F(SchedulerTest, WaitingForOthersIsBounded) {
   EXPECT_EQ(sink->completed().usage.fresh_tokens, 6u + 11u);
 }
 
+TEST_F(SchedulerTest, ADaemonThatGoesIsNotToldAsAnotherRequest) {
+  Start();
+  const auto plan = PlanBuilder::Exact(7);
+  cache_.ReserveElsewhere(KeyOf(plan, 1), 11);
+  elsewhere_ = 1;
+  auto sink = Submit(Request(plan));
+  while (cache_.counters().commits < 1) absl::SleepFor(absl::Milliseconds(1));
+  cache_.SetDown(true);
+  ASSERT_TRUE(sink->WaitDone());
+  EXPECT_EQ(sink->tokens(), ExpectedTokens(*plan, false, 6));
+  const auto notices = sink->completed().notices;
+  EXPECT_THAT(notices, Contains("answered without the cache: the daemon is "
+                                "gone"));
+  EXPECT_THAT(notices, Each(Not(HasSubstr("another request"))));
+}
+
 TEST_F(SchedulerTest, PendingComputeDoesNotWait) {
   Start();
   const auto plan = PlanBuilder::Exact(7);
