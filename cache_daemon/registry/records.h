@@ -47,6 +47,8 @@ struct ModuleRecord {
   IdentityParts parts{};
   uint64_t compute_us = 0;
   absl::Time commit_time;
+  // The commit's; `pin` is what holds now. After a restart nothing else of it
+  // is used: the module comes back by another commit, with that one's policy.
   PolicyRecord policy;
 };
 
