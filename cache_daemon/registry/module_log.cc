@@ -9,15 +9,17 @@
 namespace promptcache::daemon {
 namespace {
 
-constexpr char kUpsert[] =
+constexpr char kInsert[] =
     "INSERT INTO modules(key, schema, path, isolation_domain, num_tokens, "
     "num_bytes, text_sha256, context_key, identity_parts, compute_us, "
     "commit_time_us, ttl_us, absolute_ttl, pin) "
     "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14) "
-    "ON CONFLICT(key) DO UPDATE SET schema=?2, path=?3, isolation_domain=?4, "
+    "ON CONFLICT(key) DO NOTHING";
+constexpr char kUpdate[] =
+    "UPDATE modules SET schema=?2, path=?3, isolation_domain=?4, "
     "num_tokens=?5, num_bytes=?6, text_sha256=?7, context_key=?8, "
     "identity_parts=?9, compute_us=?10, commit_time_us=?11, ttl_us=?12, "
-    "absolute_ttl=?13, pin=?14";
+    "absolute_ttl=?13, pin=?14 WHERE key=?1";
 constexpr char kSelect[] =
     "SELECT key, schema, path, isolation_domain, num_tokens, num_bytes, "
     "text_sha256, context_key, identity_parts, compute_us, commit_time_us, "
@@ -78,13 +80,17 @@ absl::StatusOr<std::unique_ptr<ModuleLog>> ModuleLog::Create(
   PC_RETURN_IF_ERROR(db.Exec("PRAGMA synchronous=NORMAL"));
   // Nobody waits for this thread: rather late than a batch lost to a lock.
   PC_RETURN_IF_ERROR(db.Exec("PRAGMA busy_timeout=60000"));
-  std::unique_ptr<ModuleLog> log(new ModuleLog(options, std::move(db)));
+  // Once: to count them takes as long as there are many.
+  PC_ASSIGN_OR_RETURN(const int64_t num_modules,
+                      db.QueryInt("SELECT COUNT(*) FROM modules"));
+  std::unique_ptr<ModuleLog> log(new ModuleLog(
+      options, std::move(db), static_cast<uint64_t>(num_modules)));
   log->thread_ = std::thread([raw = log.get()] { raw->Run(); });
   return log;
 }
 
-ModuleLog::ModuleLog(const Options& options, SqliteDb db)
-    : options_(options), db_(std::move(db)) {}
+ModuleLog::ModuleLog(const Options& options, SqliteDb db, uint64_t num_modules)
+    : options_(options), db_(std::move(db)), num_modules_(num_modules) {}
 
 ModuleLog::~ModuleLog() {
   {
@@ -138,8 +144,9 @@ uint64_t ModuleLog::num_dropped() const {
 ModuleLog::Changes ModuleLog::TakeBatch() {
   if (queue_.size() <= options_.max_batch) return std::exchange(queue_, {});
   Changes batch;
-  while (batch.size() < options_.max_batch) {
-    batch.insert(queue_.extract(queue_.begin()));
+  // From where the last one was: begin() looks for the first that is left.
+  for (auto next = queue_.begin(); batch.size() < options_.max_batch;) {
+    batch.insert(queue_.extract(next++));
   }
   return batch;
 }
@@ -173,42 +180,49 @@ void ModuleLog::Run() {
 absl::Status ModuleLog::Write(const Changes& batch) {
   PC_ASSIGN_OR_RETURN(SqliteTransaction transaction,
                       SqliteTransaction::Begin(&db_));
-  PC_RETURN_IF_ERROR(WriteChanges(batch));
-  PC_RETURN_IF_ERROR(Trim());
-  return transaction.Commit();
+  uint64_t num_modules = num_modules_;
+  PC_RETURN_IF_ERROR(WriteChanges(batch, &num_modules));
+  PC_RETURN_IF_ERROR(Trim(&num_modules));
+  PC_RETURN_IF_ERROR(transaction.Commit());
+  num_modules_ = num_modules;
+  return absl::OkStatus();
 }
 
-absl::Status ModuleLog::WriteChanges(const Changes& batch) {
-  PC_ASSIGN_OR_RETURN(SqliteStatement upsert, db_.Prepare(kUpsert));
+absl::Status ModuleLog::WriteChanges(const Changes& batch,
+                                     uint64_t* num_modules) {
+  PC_ASSIGN_OR_RETURN(SqliteStatement insert, db_.Prepare(kInsert));
+  PC_ASSIGN_OR_RETURN(SqliteStatement update, db_.Prepare(kUpdate));
   PC_ASSIGN_OR_RETURN(SqliteStatement set_pin,
                       db_.Prepare("UPDATE modules SET pin=?2 WHERE key=?1"));
   for (const auto& [key, change] : batch) {
-    switch (change.kind) {
-      case ChangeKind::kPut:
-        BindModule(change.module, &upsert);
-        PC_RETURN_IF_ERROR(upsert.Run());
-        break;
-      case ChangeKind::kSetPin:
-        set_pin.Bind(1, BytesOf(key));
-        set_pin.Bind(2, int64_t{change.module.policy.pin});
-        PC_RETURN_IF_ERROR(set_pin.Run());
-        break;
+    if (change.kind == ChangeKind::kSetPin) {
+      set_pin.Bind(1, BytesOf(key));
+      set_pin.Bind(2, int64_t{change.module.policy.pin});
+      PC_RETURN_IF_ERROR(set_pin.Run());
+      continue;
     }
+    BindModule(change.module, &insert);
+    PC_RETURN_IF_ERROR(insert.Run());
+    if (db_.Changes() > 0) {
+      ++*num_modules;
+      continue;
+    }
+    BindModule(change.module, &update);
+    PC_RETURN_IF_ERROR(update.Run());
   }
   return absl::OkStatus();
 }
 
-absl::Status ModuleLog::Trim() {
-  PC_ASSIGN_OR_RETURN(const int64_t count,
-                      db_.QueryInt("SELECT COUNT(*) FROM modules"));
-  const int64_t excess = count - static_cast<int64_t>(options_.max_modules);
-  if (excess <= 0) return absl::OkStatus();
+absl::Status ModuleLog::Trim(uint64_t* num_modules) {
+  if (*num_modules <= options_.max_modules) return absl::OkStatus();
   PC_ASSIGN_OR_RETURN(
       SqliteStatement trim,
       db_.Prepare("DELETE FROM modules WHERE key IN (SELECT key FROM modules "
                   "ORDER BY commit_time_us, key LIMIT ?1)"));
-  trim.Bind(1, excess);
-  return trim.Run();
+  trim.Bind(1, static_cast<int64_t>(*num_modules - options_.max_modules));
+  PC_RETURN_IF_ERROR(trim.Run());
+  *num_modules -= static_cast<uint64_t>(db_.Changes());
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<ModuleRecord>> ModuleLog::Load(SqliteDb* db) {

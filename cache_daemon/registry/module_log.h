@@ -60,20 +60,22 @@ class ModuleLog {
   };
   using Changes = absl::flat_hash_map<ModuleKey, Change>;
 
-  ModuleLog(const Options& options, SqliteDb db);
+  ModuleLog(const Options& options, SqliteDb db, uint64_t num_modules);
   void Enqueue(const ModuleKey& key, Change change)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
   Changes TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Write(const Changes& batch);
-  absl::Status WriteChanges(const Changes& batch);
-  absl::Status Trim();
+  absl::Status WriteChanges(const Changes& batch, uint64_t* num_modules);
+  absl::Status Trim(uint64_t* num_modules);
 
   // Const after construction.
   const Options options_;
   std::thread thread_;
 
-  SqliteDb db_;  // used by the thread alone
+  // Used by the thread alone.
+  SqliteDb db_;
+  uint64_t num_modules_;  // rows that are there
 
   mutable Mutex mu_;
   CondVar wake_;     // the thread: something to do

@@ -122,6 +122,42 @@ TEST_F(ModuleLogTest, TheOldestCommitsGoBeyondTheCap) {
   }
 }
 
+// However the rows came to be there: none is counted twice, or not at all.
+TEST_F(ModuleLogTest, TheCapCountsModulesAndNotTheirChanges) {
+  const auto put = [&](int i, absl::Time commit_time) {
+    log().Put({.key = Sha256Of(absl::StrCat(i)), .commit_time = commit_time});
+    PC_ASSERT_OK(log().Flush());
+  };
+  Open({.max_modules = 5});
+  for (int i = 0; i < 5; ++i) put(i, absl::FromUnixSeconds(1000 + i));
+  for (int times = 0; times < 9; ++times) put(4, absl::FromUnixSeconds(2000));
+  log().SetPin(Sha256Of("3"), true);
+  EXPECT_EQ(Flushed().size(), 5u);
+  Open({.max_modules = 5});
+  put(1, absl::FromUnixSeconds(3000));
+  EXPECT_EQ(Flushed().size(), 5u);
+  put(5, absl::FromUnixSeconds(4000));
+  const auto modules = Flushed();
+  ASSERT_EQ(modules.size(), 5u);
+  for (const ModuleRecord& module : modules) {
+    EXPECT_NE(module.key, Sha256Of("0"));
+  }
+}
+
+TEST_F(ModuleLogTest, ABatchThatWasNotWrittenDoesNotCount) {
+  Open({.max_modules = 2, .flush_interval = absl::Hours(1)});
+  auto db = SqliteDb::Open(dir_.path() + "/r.db");
+  PC_ASSERT_OK(db);
+  PC_ASSERT_OK(
+      db->Exec("CREATE TRIGGER refuse AFTER INSERT ON modules "
+               "WHEN (SELECT COUNT(*) FROM modules) > 2 "
+               "BEGIN SELECT RAISE(ABORT, 'no'); END"));
+  for (const char* name : {"a", "b", "c"}) log().Put({.key = Sha256Of(name)});
+  EXPECT_FALSE(log().Flush().ok());
+  for (const char* name : {"a", "b"}) log().Put({.key = Sha256Of(name)});
+  EXPECT_EQ(Flushed().size(), 2u);
+}
+
 TEST_F(ModuleLogTest, AFullQueueDropsNewModulesAndCounts) {
   Open({.max_queued = 4, .flush_interval = absl::Hours(1)});
   for (int i = 0; i < 10; ++i) {
