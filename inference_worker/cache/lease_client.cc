@@ -163,7 +163,9 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
 
 LeaseClient::~LeaseClient() {
   session_->Unwatch(request_id_);
-  Abort({open_reservations_.begin(), open_reservations_.end()});
+  std::vector<uint64_t> open;
+  for (const auto& [id, module] : open_reservations_) open.push_back(id);
+  Abort(open);
   for (const uint64_t lease_id : lease_ids_) session_->Release(lease_id);
   session_->RemoveUser();
 }
@@ -185,7 +187,7 @@ absl::Status LeaseClient::Take(const node::v1::AcquireReply& reply,
     module.generation = reply.generations(in_reply);
     module.reservation_id = reply.reservation_ids(in_reply);
     if (module.reservation_id != 0) {
-      open_reservations_.insert(module.reservation_id);
+      open_reservations_[module.reservation_id] = first + i;
     }
     const uint32_t progress_word =
         reply.progress_words().empty() ? 0 : reply.progress_words(in_reply);
@@ -285,13 +287,12 @@ absl::StatusOr<std::vector<bool>> LeaseClient::Commit(
     const bool pin_refused =
         static_cast<int>(i) < response.commit().pin_refused_size() &&
         response.commit().pin_refused(static_cast<int>(i));
-    open_reservations_.erase(id);
-    for (size_t m = 0; m < modules_.size(); ++m) {
-      if (modules_[m].reservation_id != id) continue;
-      modules_[m].write_pages.clear();  // sealed, or gone
-      modules_[m].pin_refused = pin_refused;
-      if (!committed.back()) generations_[m].clear();
-    }
+    const auto open = open_reservations_.extract(id);
+    if (open.empty()) continue;  // named twice
+    AcquiredModule& module = modules_[open.mapped()];
+    module.write_pages.clear();  // sealed, or gone
+    module.pin_refused = pin_refused;
+    if (!committed.back()) generations_[open.mapped()].clear();
   }
   return committed;
 }
@@ -301,12 +302,10 @@ void LeaseClient::Abort(const std::vector<uint64_t>& reservation_ids) {
   node::v1::SessionRequest request;
   for (const uint64_t id : reservation_ids) {
     request.mutable_abort()->add_reservation_ids(id);
-    open_reservations_.erase(id);
-    for (size_t m = 0; m < modules_.size(); ++m) {
-      if (modules_[m].reservation_id != id) continue;
-      modules_[m].write_pages.clear();
-      generations_[m].clear();
-    }
+    const auto open = open_reservations_.extract(id);
+    if (open.empty()) continue;
+    modules_[open.mapped()].write_pages.clear();
+    generations_[open.mapped()].clear();
   }
   session_->Send(std::move(request));
 }

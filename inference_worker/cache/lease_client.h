@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -68,7 +68,7 @@ class LeaseClient final : public CacheLease {
   std::vector<std::vector<const uint64_t*>> generations_;
   // Parallel: progress words, null unless arriving.
   std::vector<const uint64_t*> progress_;
-  std::set<uint64_t> open_reservations_;
+  std::map<uint64_t, size_t> open_reservations_;  // indices into modules_
   std::vector<uint64_t> lease_ids_;
 };
 
