@@ -260,23 +260,25 @@ void GenerationJob::AddToken(TokenEvent event) {
 
 void GenerationJob::StartDecoding() {
   state = State::kDecode;
-  const absl::Time now = absl::Now();
-  if (!started_) {
-    started_ = true;
-    decode_begin_ = now;
-    timings.ttft = now - request.arrival;
-    StartedEvent event;
-    event.usage = CurrentUsage();
-    event.usage.completion_tokens = 0;
-    event.spans = Spans();
-    event.misses = Misses();
-    event.notices = Notices();
-    event.ttft = timings.ttft;
-    sink->OnStarted(event);
-    for (TokenEvent& token : unsent_) sink->OnToken(std::move(token));
-    unsent_.clear();
-  }
+  SendStart();
   if (request.warm || tokens_.finished()) Complete();
+}
+
+void GenerationJob::SendStart() {
+  if (started_) return;
+  started_ = true;
+  decode_begin_ = absl::Now();
+  timings.ttft = decode_begin_ - request.arrival;
+  StartedEvent event;
+  event.usage = CurrentUsage();
+  event.usage.completion_tokens = 0;
+  event.spans = Spans();
+  event.misses = Misses();
+  event.notices = Notices();
+  event.ttft = timings.ttft;
+  sink->OnStarted(event);
+  for (TokenEvent& token : unsent_) sink->OnToken(std::move(token));
+  unsent_.clear();
 }
 
 void GenerationJob::Complete() {
@@ -321,6 +323,12 @@ void GenerationJob::FinishRetained(const RetainedTail& tail) {
         static_cast<uint32_t>(modules.sources.size()) + tail.chunks;
   }
   if (!tail.notice.empty()) modules.AddNotice(tail.notice);
+  Finish(absl::OkStatus());
+}
+
+void GenerationJob::FinishUnkept(const std::string& notice) {
+  notices_.push_back(notice);
+  SendStart();
   Finish(absl::OkStatus());
 }
 

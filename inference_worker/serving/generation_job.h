@@ -25,8 +25,9 @@ namespace promptcache::worker {
 //                 |           └── kWaiting ┘   (modules that others encode)
 //                 └── Restart, Preempt: before kDone, back to kQueued
 //
-// In kAcquiring, kCommitting, kWaiting and kRetaining a task on the executor
-// has `modules`, and the scheduler leaves them alone.
+// In kAcquiring and kWaiting a task on the executor has `modules`, and the
+// scheduler leaves them alone. In kCommitting and kRetaining it has the lease
+// and the pages, and changes nothing else.
 //
 // Restart gives everything back and computes the request again without the
 // cache, the tokens that it has generated included; since results do not
@@ -89,6 +90,9 @@ class GenerationJob {
   FinishedTail TailToRetain() const;
   // The end of kRetaining.
   void FinishRetained(const RetainedTail& tail);
+  // The end of an answer that is complete, while a task still has what is to be
+  // kept of it.
+  void FinishUnkept(const std::string& notice);
   // Tells the sink. Resources go back now, or when the executor's task is back
   // (Release).
   void Finish(const absl::Status& status);
@@ -154,6 +158,8 @@ class GenerationJob {
   void MakeExecution();
   void AddToken(TokenEvent event);
   void Emit(TokenEvent event);
+  // Once: that the answer begins, and what there is of it.
+  void SendStart();
   // The answer is complete.
   void Complete();
   uint32_t CountRetained() const;

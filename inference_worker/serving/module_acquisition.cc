@@ -179,17 +179,20 @@ void NoteNoCache(const GenerationRequest& request, const absl::Status& why,
 }
 
 // The daemon keeps such modules all the same, until it needs their memory.
-void NoteRefusedPins(const pml::Plan& plan, const std::vector<size_t>& refused,
-                     ModuleSet* set) {
-  if (refused.empty()) return;
+std::string RefusedPins(const pml::Plan& plan,
+                        const std::vector<size_t>& refused) {
   std::string names;
   for (const size_t i : refused) {
     const std::string& path = plan.modules[i].path;
     absl::StrAppend(&names, names.empty() ? "" : ", ",
                     path.empty() ? "the preamble" : path);
   }
-  set->AddNotice(
-      absl::StrCat("not pinned, the daemon's pin budget has no room: ", names));
+  return absl::StrCat("not pinned, the daemon's pin budget has no room: ",
+                      names);
+}
+
+CommitOutcome NotKept(const absl::Status& why) {
+  return {.notices = {absl::StrCat("modules were not kept: ", why.message())}};
 }
 
 }  // namespace
@@ -222,6 +225,11 @@ void ModuleSet::AddNotice(const std::string& notice) {
   if (std::find(notices.begin(), notices.end(), notice) == notices.end()) {
     notices.push_back(notice);
   }
+}
+
+void ModuleSet::Take(const CommitOutcome& outcome) {
+  for (const size_t i : outcome.committed) committed[i] = true;
+  for (const std::string& notice : outcome.notices) AddNotice(notice);
 }
 
 ModuleSet PrivateModules(const GenerationRequest& request) {
@@ -288,7 +296,7 @@ void ReplacePolicy(CacheClient* client, const GenerationRequest& request,
     set->AddNotice(absl::StrCat("the policy of a module was not changed: ",
                                 refused.status().message()));
   } else if (refused->front()) {
-    NoteRefusedPins(PlanOf(request), {last}, set);
+    set->AddNotice(RefusedPins(PlanOf(request), {last}));
   }
 }
 
@@ -319,20 +327,21 @@ void WaitForPending(const GenerationRequest& request,
   DropUselessForWarm(request, set);
 }
 
-int CommitModules(const GenerationRequest& request,
-                  const AcquisitionOptions& options, absl::Duration encode_time,
-                  absl::Time deadline, ModuleSet* set) {
+CommitOutcome CommitModules(const GenerationRequest& request,
+                            const AcquisitionOptions& options,
+                            absl::Duration encode_time, absl::Time deadline,
+                            const ModuleSet& set) {
   const pml::Plan& plan = PlanOf(request);
   std::vector<size_t> indices;
   int64_t total_tokens = 0;
-  for (size_t i = 0; i < set->sources.size(); ++i) {
-    if (set->sources[i] != ModuleSource::kCreate || set->committed[i]) continue;
+  for (size_t i = 0; i < set.sources.size(); ++i) {
+    if (set.sources[i] != ModuleSource::kCreate || set.committed[i]) continue;
     indices.push_back(i);
     total_tokens += plan.modules[i].num_tokens();
   }
   std::vector<CommitModule> commits;
   for (size_t i : indices) {
-    const AcquiredModule& module = set->lease->modules()[i];
+    const AcquiredModule& module = set.lease->modules()[i];
     const ModulePolicy& policy = request.retain.has_value()
                                      ? *request.retain
                                      : request.prompt->policies[i];
@@ -340,11 +349,7 @@ int CommitModules(const GenerationRequest& request,
     commit.reservation_id = module.reservation_id;
     auto sums = options.memory->Sums(
         module.read_pages, options.layout.page_bytes(), module.on_host);
-    if (!sums.ok()) {
-      set->AddNotice(
-          absl::StrCat("modules were not kept: ", sums.status().message()));
-      return -1;
-    }
+    if (!sums.ok()) return NotKept(sums.status());
     commit.page_sums = *std::move(sums);
     commit.schema = plan.schema;
     commit.path = plan.modules[i].path;
@@ -359,26 +364,23 @@ int CommitModules(const GenerationRequest& request,
     commit.pin = policy.pin;
     commits.push_back(std::move(commit));
   }
-  auto committed = set->lease->Commit(commits, deadline);
-  if (!committed.ok()) {
-    set->AddNotice(
-        absl::StrCat("modules were not kept: ", committed.status().message()));
-    return -1;
-  }
-  bool all = committed->size() == indices.size();
-  for (size_t k = 0; k < std::min(indices.size(), committed->size()); ++k) {
-    set->committed[indices[k]] = (*committed)[k];
-    all = all && (*committed)[k];
-  }
-  if (!all) set->AddNotice("modules were not kept: the reservation was gone");
+  auto committed = set.lease->Commit(commits, deadline);
+  if (!committed.ok()) return NotKept(committed.status());
+  CommitOutcome outcome;
   std::vector<size_t> refused;
-  for (size_t i = 0; i < set->committed.size(); ++i) {
-    if (set->committed[i] && set->lease->modules()[i].pin_refused) {
-      refused.push_back(i);
-    }
+  for (size_t k = 0; k < std::min(indices.size(), committed->size()); ++k) {
+    if (!(*committed)[k]) continue;
+    const size_t i = indices[k];
+    outcome.committed.push_back(i);
+    if (set.lease->modules()[i].pin_refused) refused.push_back(i);
   }
-  NoteRefusedPins(plan, refused, set);
-  return all ? static_cast<int>(indices.size()) : -1;
+  outcome.all = outcome.committed.size() == indices.size();
+  if (!outcome.all) {
+    outcome.notices.emplace_back(
+        "modules were not kept: the reservation was gone");
+  }
+  if (!refused.empty()) outcome.notices.push_back(RefusedPins(plan, refused));
+  return outcome;
 }
 
 }  // namespace promptcache::worker

@@ -26,6 +26,14 @@ enum class ModuleSource {
 
 enum class VerifyMode { kNever, kSample, kAlways };
 
+// What became of a commit.
+struct CommitOutcome {
+  std::vector<size_t> committed;  // indices of modules
+  // False: a module's pages must not be read any more, for whatever reason.
+  bool all = false;
+  std::vector<std::string> notices;
+};
+
 // One request's modules; arrays are parallel to plan->modules.
 struct ModuleSet {
   std::unique_ptr<CacheLease> lease;  // null: without the cache
@@ -42,6 +50,7 @@ struct ModuleSet {
   bool Valid() const;
   // Says it once.
   void AddNotice(const std::string& notice);
+  void Take(const CommitOutcome& outcome);
 };
 
 struct AcquisitionOptions {
@@ -71,10 +80,11 @@ void WaitForPending(const GenerationRequest& request,
                     const AcquisitionOptions& options, const CancelFlag& cancel,
                     absl::Time deadline, ModuleSet* set);
 
-// Sums and commits what was encoded (kCreate, not committed). Returns how many;
-// -1 when a module's pages must not be read any more, for whatever reason.
-int CommitModules(const GenerationRequest& request,
-                  const AcquisitionOptions& options, absl::Duration encode_time,
-                  absl::Time deadline, ModuleSet* set);
+// Sums and commits what was encoded (kCreate, not committed). Of `set` it uses
+// the lease and changes nothing: others may read the rest meanwhile.
+CommitOutcome CommitModules(const GenerationRequest& request,
+                            const AcquisitionOptions& options,
+                            absl::Duration encode_time, absl::Time deadline,
+                            const ModuleSet& set);
 
 }  // namespace promptcache::worker

@@ -18,6 +18,9 @@ constexpr absl::Duration kLeaseCheckInterval = absl::Milliseconds(200);
 // into the last pages would give them back at once.
 constexpr uint64_t kPagesAhead = 2;
 
+constexpr char kNotWaitedFor[] =
+    "not kept, as far as is known: the deadline came before the cache's answer";
+
 }  // namespace
 
 absl::Status Scheduler::Options::Validate() const {
@@ -202,9 +205,7 @@ bool Scheduler::WaitForWork(bool runnable) {
                                          : absl::Now() + kLeaseCheckInterval;
       const absl::Time now = absl::Now();
       for (const Job& job : running_) {
-        if (job->state != State::kDone && job->state != State::kRetaining) {
-          next = std::min(next, job->request.deadline);
-        }
+        if (job->state != State::kDone) next = std::min(next, DueTime(*job));
         // Once: who has been behind for so long already is not waited for.
         const absl::Time due = job->behind_since + options_.reader_patience;
         if (due > now) next = std::min(next, due);
@@ -270,13 +271,22 @@ void Scheduler::EndDoneJobs() {
   changed_.SignalAll();  // Drain
 }
 
+absl::Time Scheduler::DueTime(const GenerationJob& job) const {
+  return job.answered() ? job.request.deadline - options_.reply_time
+                        : job.request.deadline;
+}
+
 void Scheduler::CheckDeadlines() {
   const absl::Time now = absl::Now();
   const auto check = [&](const Job& job) {
-    if (job->state == State::kDone || job->state == State::kRetaining) return;
-    if (job->cancel->cancelled()) {
+    if (job->state == State::kDone) return;
+    if (job->cancel->cancelled() && job->state != State::kRetaining) {
       Fail(job.get(), absl::CancelledError("cancelled by the caller"));
-    } else if (now >= job->request.deadline) {
+    } else if (now < DueTime(*job)) {
+      return;
+    } else if (job->answered()) {
+      job->FinishUnkept(kNotWaitedFor);
+    } else {
       Fail(job.get(),
            absl::DeadlineExceededError(
                "the deadline passed before the answer was complete"));
@@ -457,33 +467,34 @@ void Scheduler::StartRetain(const Job& job) {
   const absl::Time deadline = absl::Now() + options_.commit_timeout;
   RunBlocking(
       job,
-      [this, job, tail, deadline] {
-        *tail = RetainTail(client_, job->request, acquisition_,
-                           job->TailToRetain(), deadline);
+      [this, job, tail, deadline, finished = job->TailToRetain()] {
+        *tail =
+            RetainTail(client_, job->request, acquisition_, finished, deadline);
       },
       [job, tail] { job->FinishRetained(*tail); });
 }
 
 void Scheduler::StartCommit(const Job& job) {
   job->state = State::kCommitting;
-  auto kept = std::make_shared<int>(-1);
+  auto outcome = std::make_shared<CommitOutcome>();
   const absl::Time deadline =
       std::min(job->request.deadline, absl::Now() + options_.commit_timeout);
   const absl::Duration encode_time = absl::Now() - job->stage_begin;
   RunBlocking(
       job,
-      [this, job, kept, encode_time, deadline] {
-        *kept = CommitModules(job->request, acquisition_, encode_time, deadline,
-                              &job->modules);
+      [this, job, outcome, encode_time, deadline] {
+        *outcome = CommitModules(job->request, acquisition_, encode_time,
+                                 deadline, job->modules);
       },
-      [this, job, kept] {
+      [this, job, outcome] {
+        job->modules.Take(*outcome);
         // Whose last token is there needs its modules no more: their pages were
         // right when it was computed.
-        if (*kept < 0 && !job->answered()) {
+        if (!outcome->all && !job->answered()) {
           RestartJob(job.get(), "computed again without the cache");
           return;
         }
-        encoded_ += static_cast<uint64_t>(std::max(*kept, 0));
+        encoded_ += outcome->committed.size();
         if (job->modules.HasPending()) {
           StartWait(job);
           return;

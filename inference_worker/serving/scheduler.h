@@ -81,6 +81,9 @@ class Scheduler {
     // How long a request waits for modules that others encode.
     absl::Duration pending_timeout = absl::Seconds(30);
     absl::Duration commit_timeout = absl::Seconds(5);
+    // So long before its deadline a complete answer is told, whatever is still
+    // being kept of it: it must get there.
+    absl::Duration reply_time = absl::Milliseconds(100);
     // How long a reader may be behind while others wait for its place or pages.
     absl::Duration reader_patience = absl::Milliseconds(500);
     // How long at all: what its lease holds in memory is the whole node's.
@@ -135,6 +138,8 @@ class Scheduler {
   bool WaitForWork(bool runnable);
   void ReportUse(const GenerationJob& job);
   void EndDoneJobs();
+  // When CheckDeadlines has to do with it.
+  absl::Time DueTime(const GenerationJob& job) const;
   void CheckDeadlines();
   void NoteReaders();
   void AdmitQueued();

@@ -78,6 +78,33 @@ TEST_F(CommitFailureTest, NothingFollowsAStopString) {
   ExpectSameHoweverTheCommitFails(request);
 }
 
+TEST_F(CommitFailureTest, TheDeadlineDoesNotFindACompleteAnswerWaiting) {
+  options_.reply_time = absl::Hours(1);
+  Start();
+  Gate gate;
+  cache_.SetCommitHook([&] { gate.Wait(); });
+  GenerationRequest request = Request(PlanWhoseAnswerIsEmpty(false), 1);
+  const Sink alone = Bypassed(request);
+  request.deadline = absl::Now() + options_.reply_time + absl::Seconds(1);
+  const Sink sink = Run(request);
+  gate.Open();
+  ExpectSame(sink, alone);
+  EXPECT_THAT(sink->completed().notices, Contains(HasSubstr("the deadline")));
+  ASSERT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(20)));
+  EXPECT_EQ(cache_.counters().commits, 2u);  // nevertheless
+}
+
+// What is not complete has its whole time.
+TEST_F(CommitFailureTest, WithMoreToComeTheCommitIsWaitedFor) {
+  options_.reply_time = absl::Hours(1);
+  Start();
+  GenerationRequest request = Request(PlanWhoseAnswerIsEmpty(false), 9);
+  request.deadline = absl::Now() + absl::Minutes(1);
+  const Sink sink = Run(request);
+  EXPECT_EQ(sink->tokens().size(), 9u);
+  EXPECT_EQ(sink->completed().usage.created_tokens, 16u);
+}
+
 // The request's pages are taken when it has so many tokens that one of the
 // lengths is complete with the first row after that; its modules are evicted
 // meanwhile, encoded again, and not kept.

@@ -353,6 +353,22 @@ TEST_F(PrefixReuseTest, WhatCannotBeKeptIsToldAndTheAnswerComes) {
   EXPECT_EQ(Run(bypass).usage.retained_tokens, 0u);
 }
 
+TEST_F(PrefixReuseTest, AnAnswerIsToldInTimeWhetherOrNotItIsKept) {
+  const absl::Duration reply_time = absl::Hours(1);
+  Start({.reply_time = reply_time});
+  Gate gate;
+  cache_.SetCommitHook([&] { gate.Wait(); });
+  GenerationRequest request = Retaining(PlainText{"Hi"}, 150);
+  request.deadline = absl::Now() + reply_time + absl::Milliseconds(1);
+  const auto done = Run(request);
+  EXPECT_EQ(done.usage.completion_tokens, 150u);
+  EXPECT_EQ(done.usage.retained_tokens, 0u);
+  EXPECT_THAT(done.notices, ElementsAre(HasSubstr("the deadline")));
+  gate.Open();
+  ASSERT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(20)));
+  EXPECT_GT(cache_.counters().commits, 0u);  // nevertheless
+}
+
 // What lies behind a hole cannot be read.
 TEST_F(PrefixReuseTest, AnAnswerWhosePromptWasNotKeptIsNotKeptEither) {
   const auto whole = Run(MakeTokens(std::vector<int32_t>(192, 5), 1));
