@@ -125,7 +125,8 @@ class GenerationJob {
   const std::shared_ptr<GenerationSink> sink;
   const std::shared_ptr<CancelFlag> cancel;
   State state = State::kQueued;
-  uint64_t sequence = 0;  // in order of arrival; the scheduler's
+  uint64_t sequence = 0;   // in order of arrival; the scheduler's
+  bool has_place = false;  // of the queue's; the scheduler's
   ModuleSet modules;
   Timings timings;
   absl::Time stage_begin;

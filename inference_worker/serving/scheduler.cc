@@ -1,6 +1,7 @@
 #include "inference_worker/serving/scheduler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -110,23 +111,37 @@ absl::StatusOr<std::shared_ptr<CancelFlag>> Scheduler::Submit(
       return absl::UnavailableError("the worker is shutting down");
     }
     const std::string& domain = job->request.isolation_domain;
-    const auto own = requests_of_.find(domain);
-    const uint32_t num_own = own == requests_of_.end() ? 0 : own->second;
+    const auto own = places_of_.find(domain);
+    const uint32_t num_own = own == places_of_.end() ? 0 : own->second;
     const auto num_domains =
-        static_cast<uint32_t>(requests_of_.size() + (num_own == 0 ? 1 : 0));
-    if (!MayEnter(options_.max_queue + options_.max_running, num_requests_,
-                  num_own, num_domains)) {
+        static_cast<uint32_t>(places_of_.size() + (num_own == 0 ? 1 : 0));
+    if (!MayEnter(num_places(), places_taken_, num_own, num_domains)) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("the queue is full: ", num_requests_,
+          absl::StrCat("the queue is full: ", places_taken_,
                        " requests are running or waiting"));
     }
     ++num_requests_;
-    ++requests_of_[domain];
+    TakePlace(job.get());
     job->sequence = next_sequence_++;
     arrivals_.push_back(std::move(job));
   }
   changed_.SignalAll();
   return cancel;
+}
+
+void Scheduler::TakePlace(GenerationJob* job) {
+  if (job->has_place) return;
+  job->has_place = true;
+  ++places_taken_;
+  ++places_of_[job->request.isolation_domain];
+}
+
+void Scheduler::GivePlaceBack(GenerationJob* job) {
+  if (!job->has_place) return;
+  job->has_place = false;
+  --places_taken_;
+  const auto it = places_of_.find(job->request.isolation_domain);
+  if (--it->second == 0) places_of_.erase(it);
 }
 
 void Scheduler::Wake() {
@@ -170,7 +185,9 @@ uint32_t Scheduler::num_requests() const {
 }
 
 uint32_t Scheduler::max_requests() const {
-  return MostThatEnter(options_.max_queue + options_.max_running);
+  const uint64_t most = uint64_t{MostThatEnter(num_places())} + num_places();
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(most, std::numeric_limits<uint32_t>::max()));
 }
 
 void Scheduler::Run() {
@@ -249,10 +266,10 @@ void Scheduler::ReportUse(const GenerationJob& job) {
 }
 
 void Scheduler::EndDoneJobs() {
-  std::vector<std::string> ended;  // their domains
+  std::vector<Job> ended;
   const auto over = [&](const Job& job) {
     if (job->state != State::kDone || job->task_running) return false;
-    ended.push_back(job->request.isolation_domain);
+    ended.push_back(job);
     ++(job->succeeded ? done_ : failed_);
     ReportUse(*job);
     return true;
@@ -263,10 +280,7 @@ void Scheduler::EndDoneJobs() {
   {
     MutexLock lock(&mu_);
     num_requests_ -= static_cast<uint32_t>(ended.size());
-    for (const std::string& domain : ended) {
-      const auto it = requests_of_.find(domain);
-      if (--it->second == 0) requests_of_.erase(it);
-    }
+    for (const Job& job : ended) GivePlaceBack(job.get());
   }
   changed_.SignalAll();  // Drain
 }
@@ -353,6 +367,10 @@ void Scheduler::AdmitQueued() {
     const Job job = std::move(*next);
     queue_.erase(next);
     running_.push_back(job);
+    {
+      MutexLock lock(&mu_);
+      TakePlace(job.get());  // again, who waited for its reader
+    }
     if (job->timings.queue == absl::ZeroDuration()) {
       job->timings.queue =
           absl::Now() - job->request.arrival - job->timings.compile;
@@ -535,6 +553,9 @@ void Scheduler::Preempt(GenerationJob* job, GenerationJob::Pause pause) {
   job->Preempt(pause);
   recomputed_tokens_ += job->recomputed_tokens() - before;
   Requeue(job);
+  if (pause != GenerationJob::Pause::kReader) return;
+  MutexLock lock(&mu_);
+  if (num_requests_ - places_taken_ < num_places()) GivePlaceBack(job);
 }
 
 void Scheduler::Requeue(GenerationJob* job) {

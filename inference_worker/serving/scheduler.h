@@ -63,7 +63,9 @@ struct SchedulerStats {
 //
 // A request whose reader is behind is not computed on. After a while it gives
 // its place, its pages and its lease to whoever waits for one of them, after a
-// long while to nobody, and waits itself until its reader has caught up.
+// long while to nobody, and waits itself until its reader has caught up. As
+// long as there are not more such requests than the queue has places they take
+// none of these.
 //
 // Thread-safe. The destructor ends what is running with Cancelled.
 class Scheduler {
@@ -71,6 +73,7 @@ class Scheduler {
   struct Options {
     uint32_t step_tokens = 256;
     uint32_t max_running = 16;
+    // These and max_running are the queue's places.
     uint32_t max_queue = 64;
     // A cap on the model's own context; 0: none.
     uint32_t context_length = 0;
@@ -115,7 +118,8 @@ class Scheduler {
 
   SchedulerStats stats() const;
   uint32_t num_requests() const ABSL_LOCKS_EXCLUDED(mu_);
-  // The most that there ever are, of all domains together.
+  // The most that there ever are, of all domains together, those included that
+  // wait for their readers.
   uint32_t max_requests() const;
 
  private:
@@ -133,6 +137,11 @@ class Scheduler {
   Scheduler(const Options& options, Backend* backend, PrivatePages* pages,
             const Tokenizer* tokenizer, CacheClient* client);
 
+  uint32_t num_places() const {
+    return options_.max_queue + options_.max_running;
+  }
+  void TakePlace(GenerationJob* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GivePlaceBack(GenerationJob* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run();
   // False when it is time to end.
   bool WaitForWork(bool runnable);
@@ -203,8 +212,9 @@ class Scheduler {
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   uint32_t num_requests_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t next_sequence_ ABSL_GUARDED_BY(mu_) = 0;
-  // The same by isolation domain, without zeros.
-  std::map<std::string, uint32_t> requests_of_ ABSL_GUARDED_BY(mu_);
+  // Of those that have one; and by isolation domain, without zeros.
+  uint32_t places_taken_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<std::string, uint32_t> places_of_ ABSL_GUARDED_BY(mu_);
   std::deque<Job> arrivals_ ABSL_GUARDED_BY(mu_);
   std::deque<std::function<void()>> completions_ ABSL_GUARDED_BY(mu_);
 

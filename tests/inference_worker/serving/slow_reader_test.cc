@@ -38,6 +38,14 @@ class SlowReaderTest : public SchedulerTest {
     EXPECT_TRUE(sink->WaitTokens(room));
     return sink;
   }
+  // Who is told of its end is counted for a moment still.
+  void AwaitRequests(uint32_t count) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    while (scheduler_->num_requests() != count && absl::Now() < deadline) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    EXPECT_EQ(scheduler_->num_requests(), count);
+  }
   void ReadAll(const Sink& sink) {
     sink->SetRoom(kAll);
     scheduler_->Wake();
@@ -139,6 +147,65 @@ TEST_F(SlowReaderTest, NothingIsComputedAgainForAReaderThatIsStillBehind) {
   ASSERT_TRUE(stalled->WaitTokens(24));
   EXPECT_EQ(scheduler_->stats().reader_pauses, 1u);
   EXPECT_EQ(scheduler_->stats().recomputed_tokens, 8 + 15u);
+}
+
+TEST_F(SlowReaderTest, WhoWaitsForItsReaderKeepsNobodyOut) {
+  options_.max_running = 1;
+  options_.max_queue = 1;
+  Start();
+  std::vector<Sink> stalled;
+  // The last runs; each of the others was paused for the next.
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
+    stalled.push_back(SubmitStalled(Plain(seed), 5));
+  }
+  ExpectWhole(Run(Plain(8)), Plain(8));
+  EXPECT_EQ(scheduler_->stats().reader_pauses, 3u);
+  AwaitRequests(3);
+  // There is an end to it: the third one and these take both places.
+  const Sink fourth = SubmitStalled(Plain(4), 5);
+  const auto refused =
+      scheduler_->Submit(Plain(9), std::make_shared<RecordingSink>());
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                HasSubstr("queue is full: 2")));
+  EXPECT_LE(scheduler_->num_requests(), scheduler_->max_requests());
+  for (uint32_t i = 0; i < 3; ++i) {
+    ReadAll(stalled[i]);
+    ExpectWhole(stalled[i], Plain(i + 1));
+  }
+  ReadAll(fourth);
+  AwaitRequests(0);
+  ExpectWhole(Run(Plain(9)), Plain(9));
+}
+
+// It may be the same one's again, and again.
+TEST_F(SlowReaderTest, AReaderThatCatchesUpAndStallsHasOnePlaceOrNone) {
+  options_.max_running = 1;
+  options_.max_queue = 1;
+  Start();
+  const GenerationRequest request = Plain(1, 60);
+  const Sink slow = SubmitStalled(request, 6);
+  for (uint32_t times = 1; times < 8; ++times) {
+    ExpectWhole(Run(Plain(2)), Plain(2));  // pauses it
+    EXPECT_EQ(scheduler_->stats().reader_pauses, times);
+    slow->Read(6);
+    scheduler_->Wake();
+    ASSERT_TRUE(slow->WaitTokens(6 * (times + 1)));
+  }
+  ReadAll(slow);
+  ExpectWhole(slow, request);
+  AwaitRequests(0);
+  // Both places are there.
+  Gate gate;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    gate.Wait();
+    return absl::OkStatus();
+  });
+  const Sink last[] = {Submit(Plain(3)), Submit(Plain(4))};
+  EXPECT_THAT(scheduler_->Submit(Plain(5), std::make_shared<RecordingSink>()),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("queue is full")));
+  gate.Open();
+  for (const Sink& sink : last) EXPECT_TRUE(sink->WaitDone());
 }
 
 // A token at a time, while others always wait and nobody is patient.

@@ -588,7 +588,7 @@ TEST_F(WorkerServerTest, WhoIsOneTooManyIsTheSchedulersChoice) {
   other.isolation_domain = "other";
   const auto sink = std::make_shared<RecordingSink>();
   PC_EXPECT_OK(scheduler_->Submit(other, sink));
-  EXPECT_EQ(scheduler_->max_requests(), 6u);
+  EXPECT_EQ(scheduler_->max_requests(), 9u);
   gate.Open();
   EXPECT_TRUE(sink->WaitDone());  // it waits at the gate, too
   for (std::thread& call : calls) call.join();
