@@ -30,9 +30,21 @@ struct CudaBackendOptions {
   std::function<void(double)> progress;
 };
 
-// Copies the weights to the device as bf16; KV is bf16, sums are fp32, matrix
-// products and attention read bf16. Page addresses of row groups are of the
-// device. Does not keep the file. InvalidArgument for models that the kernels
+// Copies the weights to the device as bf16; KV is bf16, sums and the residual
+// are fp32, matrix products and attention read bf16. Page addresses of row
+// groups are of the device.
+//
+// A pass of few rows whose shape comes a second time is recorded as a CUDA
+// graph and replayed as long as its shape stays: rows, logits, launches rounded
+// up, sizes of the input; of T5, those of the decoder alone. Tokens are chosen
+// on the device, with all of SamplingOptions and the CPU's draws (weights in
+// units of 2^-40: a draw within such a rounding of the border between two
+// tokens may fall on the other one). Logits come back for requests with
+// log-probabilities only, whose answer has the digest of them all. A pass over
+// states that still arrive (RowGroup::arrivals) waits on the host before each
+// layer's attention, and is never recorded.
+//
+// Does not keep the file. InvalidArgument for models that the kernels
 // cannot run and for kFast; NotFound without cuBLASLt.
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(
     const ModelFile& file, const CudaBackendOptions& options);

@@ -73,6 +73,8 @@ struct GenerationRequest {
   absl::Duration compile_time;
 };
 
+// Linked tokens are fresh; the last token of a plan that ends in a module,
+// computed anew for its logits, counts as its module does.
 struct Usage {
   uint32_t prompt_tokens = 0;  // cached + created + fresh
   uint32_t cached_tokens = 0;
