@@ -78,6 +78,14 @@ bool ProcessorHasAmx() {
 #endif
 }
 
+bool ProcessorHasAmxInt8() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("amx-int8");
+#else
+  return false;
+#endif
+}
+
 // vdpbf16ps does 110 GFLOP/s a core there, fp32 multiply-adds 229.
 bool ProcessorHasSlowBf16() {
 #if defined(__x86_64__)
@@ -109,9 +117,13 @@ std::vector<Variant> Variants() {
 // one. Those with vector instructions give the same bits.
 const QuantKernels* QuantKernelsFor(const IsaKernels* isa) {
   if (isa == PortableKernels()) return PortableQuantKernels();
-  if (isa != Avx2Kernels() && Avx512VnniQuantKernels() != nullptr &&
-      ProcessorHasAvx512Vnni()) {
-    return Avx512VnniQuantKernels();
+  if (isa != Avx2Kernels() && ProcessorHasAvx512Vnni()) {
+    // Where `isa` is AMX, the system has granted the tiles.
+    if (isa == AmxKernels() && AmxQuantKernels() != nullptr &&
+        ProcessorHasAmxInt8()) {
+      return AmxQuantKernels();
+    }
+    if (Avx512VnniQuantKernels() != nullptr) return Avx512VnniQuantKernels();
   }
   if (Avx2QuantKernels() != nullptr && ProcessorHasF16c()) {
     return Avx2QuantKernels();
@@ -165,6 +177,8 @@ Kernels::Kernels(const IsaKernels* isa, uint32_t num_threads)
       plan_(std::make_unique<AttentionPlan>()) {}
 
 Kernels::~Kernels() = default;
+
+const char* Kernels::quant_name() const { return quant_->name; }
 
 absl::Status Kernels::ReserveScratch(size_t bytes_per_thread) {
   const size_t bytes = RoundUp(bytes_per_thread, kScratchAlignment);

@@ -111,6 +111,8 @@ class Kernels {
   Kernels& operator=(const Kernels&) = delete;
 
   const std::string& name() const { return name_; }
+  // What multiplies quantised weights; not part of any identity.
+  const char* quant_name() const;
   uint32_t num_threads() const { return pool_.num_threads(); }
   ThreadPool* pool() { return &pool_; }
 

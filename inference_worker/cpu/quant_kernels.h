@@ -35,5 +35,6 @@ constexpr size_t PreparedQuantBytes(QuantFormat weights) {
 const QuantKernels* PortableQuantKernels();
 const QuantKernels* Avx2QuantKernels();
 const QuantKernels* Avx512VnniQuantKernels();
+const QuantKernels* AmxQuantKernels();
 
 }  // namespace promptcache::worker::cpu

@@ -25,6 +25,23 @@ TEST(KernelsTest, AutoIsTheFirstThatRunsAndPortableAlwaysDoes) {
   }
 }
 
+// The fastest that every processor with the named set has, or this one beside
+// it.
+TEST(KernelsTest, QuantisedWeightsHaveKernelsOfTheirOwn) {
+  for (const std::string& name : Kernels::Runnable()) {
+    auto kernels = Kernels::Create({.name = name, .num_threads = 1});
+    PC_ASSERT_OK(kernels);
+    std::string want = name;
+#if defined(__x86_64__)
+    if (name != "portable" && name != "avx2") {
+      want = __builtin_cpu_supports("avx512vnni") ? "avx512vnni" : "avx2";
+    }
+    if (name == "amx" && __builtin_cpu_supports("amx-int8")) want = "amx";
+#endif
+    EXPECT_EQ((*kernels)->quant_name(), want);
+  }
+}
+
 TEST(KernelsTest, RefusesAnUnknownNameAndOneThatCannotRunHere) {
   EXPECT_THAT(Kernels::Create({.name = "neon9"}),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -107,11 +107,18 @@ class QuantizedGemmTest
 
 TEST_P(QuantizedGemmTest, MatchesTheQuantisedProductInDoublePrecision) {
   auto kernels = MakeKernels(kernels_name(), 2);
-  for (const auto& [n, k] : std::vector<std::pair<uint32_t, uint32_t>>{
-           {1, 32}, {15, 64}, {16, 96}, {17, 32}, {75, 160}, {192, 576}}) {
+  for (const auto& [n, k] :
+       std::vector<std::pair<uint32_t, uint32_t>>{{1, 32},
+                                                  {15, 64},
+                                                  {16, 96},
+                                                  {17, 32},
+                                                  {75, 160},
+                                                  {192, 576},
+                                                  {33, 1568}}) {
     const Weights weights = MakeWeights(format(), n, k);
     const QuantizedMatrix packed = Pack(kernels.get(), weights);
-    for (uint32_t m : {0u, 1u, 2u, 3u, 4u, 5u, 7u, 12u, 13u, 29u}) {
+    // From 32 on whole tiles of 16, of 41 a filled one, of 37 rows beside.
+    for (uint32_t m : {0u, 1u, 2u, 3u, 4u, 5u, 7u, 12u, 13u, 29u, 37u, 41u}) {
       const size_t a_stride = k + 3;
       const size_t c_stride = n + 5;
       std::vector<float> a = RandomFloats(m * a_stride + 1, m);
@@ -172,7 +179,7 @@ TEST_P(QuantizedGemmTest, AddsBiasThenResidualAlsoInPlace) {
   const QuantizedMatrix packed =
       Pack(kernels.get(), MakeWeights(format(), 75, 64));
   const std::vector<float> bias = RandomFloats(75, 1);
-  for (uint32_t m : {1u, 4u, 30u}) {
+  for (uint32_t m : {1u, 4u, 30u, 41u}) {
     const std::vector<float> a = RandomFloats(m * 64, 2);
     std::vector<float> plain(m * 75);
     kernels->Gemm(a.data(), 64, m, packed, plain.data(), 75);
@@ -200,7 +207,9 @@ TEST_P(QuantizedGemmTest, RowsDoNotDependOnOthersNorOnThreads) {
   }
   std::vector<uint32_t> sizes;
   for (uint32_t m = 1; m <= 70; ++m) sizes.push_back(m);
-  for (uint32_t m : {95u, 96u, 97u, 108u, 193u, kMost}) sizes.push_back(m);
+  for (uint32_t m : {95u, 96u, 97u, 108u, 192u, 193u, 208u, kMost}) {
+    sizes.push_back(m);
+  }
   for (uint32_t threads : {1u, 2u, 3u}) {
     auto kernels = MakeKernels(kernels_name(), threads);
     const QuantizedMatrix packed = Pack(kernels.get(), weights);
@@ -214,31 +223,73 @@ TEST_P(QuantizedGemmTest, RowsDoNotDependOnOthersNorOnThreads) {
   }
 }
 
-// So that workers on unlike machines agree in this part at least.
+// So that workers on unlike machines agree in this part at least, and so that
+// sets may choose by the number of rows.
 TEST_P(QuantizedGemmTest, HasTheBitsOfEverySetThatFusesMultiplyAndAdd) {
   if (kernels_name() == "portable") GTEST_SKIP() << "does not fuse";
-  const Weights weights = MakeWeights(format(), 100, 320);
-  const std::vector<float> a = RandomFloats(9 * 320, 6);
-  const auto run = [&](const std::string& name) {
-    auto kernels = MakeKernels(name, 2);
+  auto kernels = MakeKernels(kernels_name(), 2);
+  auto other = MakeKernels("avx2", 2);
+  for (const auto& [n, k] : std::vector<std::pair<uint32_t, uint32_t>>{
+           {1, 32}, {17, 64}, {75, 96}, {100, 320}, {33, 1568}}) {
+    const Weights weights = MakeWeights(format(), n, k);
     const QuantizedMatrix packed = Pack(kernels.get(), weights);
-    std::vector<float> c(900);
-    kernels->Gemm(a.data(), 320, 9, packed, c.data(), 100);
-    return c;
-  };
-  EXPECT_EQ(run(kernels_name()), run("avx2"));
+    const QuantizedMatrix reference = Pack(other.get(), weights);
+    constexpr uint32_t kMost = 40;
+    // Neither rows nor columns begin at a multiple of anything.
+    const size_t a_stride = k + 3;
+    const size_t c_stride = n + 5;
+    std::vector<float> a = RandomFloats(1 + kMost * a_stride, k, 30.0f);
+    std::fill_n(&a[1 + 2 * a_stride], kQuantDepth, 0.0f);
+    std::fill_n(&a[1 + 3 * a_stride], k, 1e-35f);
+    std::fill_n(&a[1 + 33 * a_stride], k, 0.0f);
+    for (uint32_t m = 1; m <= kMost; ++m) {
+      std::vector<float> c(1 + m * c_stride, -77.0f);
+      std::vector<float> want = c;
+      kernels->Gemm(&a[1], a_stride, m, packed, &c[1], c_stride);
+      other->Gemm(&a[1], a_stride, m, reference, &want[1], c_stride);
+      ASSERT_EQ(std::memcmp(c.data(), want.data(), c.size() * sizeof(float)), 0)
+          << m << "x" << n << "x" << k;
+    }
+  }
+}
+
+// The largest codes of one sign everywhere: no sum of integers may saturate or
+// be rounded.
+TEST_P(QuantizedGemmTest, TheLargestCodesAreExact) {
+  auto kernels = MakeKernels(kernels_name(), 2);
+  constexpr uint32_t kN = 16;
+  constexpr uint32_t kK = 64;
+  constexpr uint32_t kM = 48;
+  Weights weights = MakeWeights(format(), kN, kK);
+  std::ranges::fill(weights.scales, FloatToHalf(1.0f));
+  std::ranges::fill(weights.minima, FloatToHalf(0.0f));
+  const uint8_t most = HasNibbles(format()) ? 15 : 255;
+  for (const uint8_t code : {uint8_t{0}, most}) {
+    std::ranges::fill(weights.codes, code);
+    const QuantizedMatrix packed = Pack(kernels.get(), weights);
+    for (const float sign : {1.0f, -1.0f}) {
+      const std::vector<float> a(kM * kK, sign * 127.0f);
+      std::vector<float> c(kM * kN);
+      kernels->Gemm(a.data(), kK, kM, packed, c.data(), kN);
+      const float want =
+          sign * 127.0f * kK * static_cast<float>(code - ZeroCode(format()));
+      EXPECT_THAT(c, ::testing::Each(want));
+    }
+  }
 }
 
 TEST_P(QuantizedGemmTest, ANanStaysInItsRow) {
   auto kernels = MakeKernels(kernels_name(), 2);
   const QuantizedMatrix packed =
       Pack(kernels.get(), MakeWeights(format(), 40, 64));
-  std::vector<float> a = RandomFloats(14 * 64, 4);
-  a[5 * 64 + 7] = std::numeric_limits<float>::quiet_NaN();
-  std::vector<float> c(14 * 40);
-  kernels->Gemm(a.data(), 64, 14, packed, c.data(), 40);
-  for (size_t i = 0; i < c.size(); ++i) {
-    ASSERT_EQ(std::isnan(c[i]), i / 40 == 5) << i;
+  for (uint32_t m : {14u, 41u}) {
+    std::vector<float> a = RandomFloats(m * 64, 4);
+    a[5 * 64 + 7] = std::numeric_limits<float>::quiet_NaN();
+    std::vector<float> c(m * 40);
+    kernels->Gemm(a.data(), 64, m, packed, c.data(), 40);
+    for (size_t i = 0; i < c.size(); ++i) {
+      ASSERT_EQ(std::isnan(c[i]), i / 40 == 5) << m << ", " << i;
+    }
   }
 }
 
