@@ -277,12 +277,12 @@ void CpuBackend::ProjectQkv(const CpuLayerWeights& layer, const float* residual,
 void CpuBackend::RunFeedForward(const CpuLayerWeights& layer, float* residual,
                                 size_t num_rows) {
   const bool gated = config_.gated_ffn;
-  const size_t width = gated ? 2 * ffn_dim() : ffn_dim();
+  const size_t stride = GateUpStride(gated ? 2 * ffn_dim() : ffn_dim());
   layer.gate_up.weights.Multiply(*kernels_, act_.normed, hidden_dim(), num_rows,
-                                 act_.gate_up, width,
+                                 act_.gate_up, stride,
                                  {.bias = DataOrNull(layer.gate_up.bias)});
   kernels_->Activate(activation_, act_.gate_up,
-                     gated ? act_.gate_up + ffn_dim() : nullptr, width,
+                     gated ? act_.gate_up + ffn_dim() : nullptr, stride,
                      num_rows, ffn_dim(), act_.gated);
   AddProduct(act_.gated, ffn_dim(), num_rows, layer.down, layer.post_ffn_norm,
              residual);

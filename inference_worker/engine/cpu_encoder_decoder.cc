@@ -373,14 +373,14 @@ void CpuEncoderDecoder::AddAttention(const CpuProjection& out) {
 
 void CpuEncoderDecoder::RunFeedForward(const CpuLayerWeights& layer) {
   const bool gated = config_.gated_ffn;
-  const size_t width = gated ? 2 * ffn_dim() : ffn_dim();
+  const size_t stride = GateUpStride(gated ? 2 * ffn_dim() : ffn_dim());
   ForBlocks([&](size_t row, size_t rows) {
     float* residual = act_.residual + row * hidden_dim();
     Normalize(layer.ffn_norm, residual, rows, act_.normed);
     layer.gate_up.weights.Multiply(*kernels_, act_.normed, hidden_dim(), rows,
-                                   act_.gate_up, width);
+                                   act_.gate_up, stride);
     kernels_->Activate(activation_, act_.gate_up,
-                       gated ? act_.gate_up + ffn_dim() : nullptr, width, rows,
+                       gated ? act_.gate_up + ffn_dim() : nullptr, stride, rows,
                        ffn_dim(), act_.gated);
     layer.down.weights.Multiply(*kernels_, act_.gated, ffn_dim(), rows,
                                 residual, hidden_dim(), {.residual = residual});

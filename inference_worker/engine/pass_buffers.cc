@@ -22,7 +22,7 @@ absl::Status PassBuffers::Reserve(size_t num_rows, const RowWidths& widths) {
       // Keys and values: two bf16 to a float.
       {&kv, capacity * widths.encoder_kv},
       {&normed, block * widths.hidden},
-      {&gate_up, block * 2 * widths.ffn},
+      {&gate_up, block * GateUpStride(2 * widths.ffn)},
       {&gated, block * widths.ffn},
   };
   constexpr size_t kAlignFloats = 16;
