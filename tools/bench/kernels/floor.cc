@@ -55,7 +55,8 @@ double MeasureRate(uint64_t (*loop)(uint64_t), ThreadPool* pool) {
 
 }  // namespace
 
-Floor MeasureFloor(const std::string& kernels, ThreadPool* pool) {
+Floor MeasureFloor(const std::string& kernels, const std::string& quant,
+                   ThreadPool* pool) {
   PeakLoop peak = PortablePeak();
   if (kernels == "avx2") peak = Avx2Peak();
   if (kernels == "avx512" || kernels == "avx512bf16") peak = Avx512Bf16Peak();
@@ -65,6 +66,8 @@ Floor MeasureFloor(const std::string& kernels, ThreadPool* pool) {
   const double fp32 = MeasureRate(peak.fp32, pool);
   const double bf16 = MeasureRate(peak.bf16, pool);
   floor.gemm_flops_per_s = peak.bf16 != nullptr ? bf16 : fp32;
+  if (quant == "amx")
+    floor.quant_flops_per_s = MeasureRate(AmxPeak().int8, pool);
   // By tiles it multiplies two parts of each operand that is not bf16.
   floor.attention_flops_per_s = peak.fp32 != nullptr ? fp32 : bf16 / 2;
   return floor;

@@ -35,6 +35,7 @@ class Stopwatch {
 struct PeakLoop {
   uint64_t (*fp32)(uint64_t rounds) = nullptr;
   uint64_t (*bf16)(uint64_t rounds) = nullptr;  // null: has none
+  uint64_t (*int8)(uint64_t rounds) = nullptr;  // likewise
 };
 PeakLoop PortablePeak();
 PeakLoop Avx2Peak();
@@ -45,9 +46,12 @@ PeakLoop AmxPeak();  // no fp32
 struct Floor {
   double read_bytes_per_s = 0;
   double gemm_flops_per_s = 0;  // of the instructions GEMM uses
+  // Of those of quantised GEMM by tiles; 0: not measured.
+  double quant_flops_per_s = 0;
   double attention_flops_per_s = 0;
 };
-// REQUIRES: the processor runs `kernels`.
-Floor MeasureFloor(const std::string& kernels, worker::cpu::ThreadPool* pool);
+// REQUIRES: the processor runs `kernels`, and `quant` for quantised weights.
+Floor MeasureFloor(const std::string& kernels, const std::string& quant,
+                   worker::cpu::ThreadPool* pool);
 
 }  // namespace promptcache::bench

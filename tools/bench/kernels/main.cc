@@ -34,20 +34,23 @@ struct Shape {
   const char* name;
   uint32_t n;
   uint32_t k;
-  uint32_t per_pass;  // how often a pass over the model uses it
+  uint32_t per_pass;    // how often a pass over the model uses it
+  uint32_t out_stride;  // as the engine's buffers have it
 };
 // q, k and v, and gate and up, packed as one matrix each.
-constexpr Shape kShapes[] = {{"qkv", 960, 576, kLayers},
-                             {"out", 576, 576, kLayers},
-                             {"gate+up", 3072, 576, kLayers},
-                             {"down", 576, 1536, kLayers},
-                             {"head", 49152, 576, 1}};
+constexpr Shape kShapes[] = {{"qkv", 960, 576, kLayers, 960},
+                             {"out", 576, 576, kLayers, 576},
+                             {"gate+up", 3072, 576, kLayers, 3088},
+                             {"down", 576, 1536, kLayers, 576},
+                             {"head", 49152, 576, 1, 49152}};
 
-// Of rows with quantised weights; against the peak of unquantised ones.
+// Of rows with quantised weights; but for tiles of bytes, against the peak of
+// unquantised ones.
 const std::string kQuantizedPrefix = "Q4_1 ";
 
 struct Result {
   std::string kernels;
+  std::string quant_kernels;
   uint32_t threads = 0;
   std::string what;
   uint32_t rows = 0;
@@ -85,13 +88,14 @@ class Bench {
   Bench(Kernels* kernels, const Settings& settings)
       : kernels_(kernels),
         settings_(settings),
-        floor_(MeasureFloor(kernels->name(), kernels->pool())) {}
+        floor_(MeasureFloor(kernels->name(), kernels->quant_name(),
+                            kernels->pool())) {}
 
   void Run() {
     for (const Shape& shape : kShapes) RunGemm(shape);
-    AddWholeModel("");
+    AddWholeModel("", floor_.gemm_flops_per_s);
     for (const Shape& shape : kShapes) RunQuantizedGemm(shape);
-    AddWholeModel(kQuantizedPrefix);
+    AddWholeModel(kQuantizedPrefix, QuantFlops());
     RunAttention("attend decode, 2048 cached", 8, 256, 1);
     RunAttention("attend 64 fresh, 2048 cached", 8, 256, 64);
     RunAttention("attend prefill 512", 0, 0, 512);
@@ -99,6 +103,11 @@ class Bench {
   }
 
   const Floor& floor() const { return floor_; }
+  const char* quant_name() const { return kernels_->quant_name(); }
+  double QuantFlops() const {
+    return floor_.quant_flops_per_s > 0 ? floor_.quant_flops_per_s
+                                        : floor_.gemm_flops_per_s;
+  }
   const std::vector<Result>& results() const { return results_; }
 
  private:
@@ -106,6 +115,7 @@ class Bench {
            double bytes, double peak_flops) {
     results_.push_back(
         {.kernels = kernels_->name(),
+         .quant_kernels = kernels_->quant_name(),
          .threads = kernels_->num_threads(),
          .what = what,
          .rows = rows,
@@ -132,7 +142,7 @@ class Bench {
             }
           }));
     }
-    TimeGemm(shape, shape.name, matrices, bytes);
+    TimeGemm(shape, shape.name, matrices, bytes, floor_.gemm_flops_per_s);
   }
 
   // Of the real model's Q4_1 file: the head is Q8_0.
@@ -152,31 +162,33 @@ class Bench {
           }));
     } while (matrices.size() < NumCopies(matrices[0].num_bytes()));
     TimeGemm(shape, kQuantizedPrefix + std::string(shape.name), matrices,
-             matrices[0].num_bytes());
+             matrices[0].num_bytes(), QuantFlops());
   }
 
   template <class Matrix>
   void TimeGemm(const Shape& shape, const std::string& what,
-                const std::vector<Matrix>& matrices, size_t bytes) {
+                const std::vector<Matrix>& matrices, size_t bytes,
+                double peak_flops) {
     for (uint32_t rows : {1u, 8u, 32u, 512u}) {
       if (shape.per_pass == 1 && rows > 8) continue;
       std::vector<float> a(size_t{rows} * shape.k);
       for (size_t i = 0; i < a.size(); ++i) {
         a[i] = static_cast<float>(i * 37 % 101) * 0.02f - 1.0f;
       }
-      std::vector<float> c(size_t{rows} * shape.n);
+      std::vector<float> c(size_t{rows} * shape.out_stride);
       const double seconds = Time(
           kernels_->num_threads(), settings_.seconds_per_point, [&](size_t i) {
             kernels_->Gemm(a.data(), shape.k, rows,
-                           matrices[i % matrices.size()], c.data(), shape.n);
+                           matrices[i % matrices.size()], c.data(),
+                           shape.out_stride);
           });
       Add(what, rows, seconds, 2.0 * rows * shape.n * shape.k,
-          static_cast<double>(bytes), floor_.gemm_flops_per_s);
+          static_cast<double>(bytes), peak_flops);
     }
   }
 
   // A pass's GEMMs; the head for one row.
-  void AddWholeModel(const std::string& prefix) {
+  void AddWholeModel(const std::string& prefix, double peak_flops) {
     for (uint32_t rows : {1u, 8u, 32u, 512u}) {
       Result total = {.what = prefix + "all GEMMs of a pass", .rows = rows};
       for (const Result& result : results_) {
@@ -189,7 +201,7 @@ class Bench {
         }
       }
       Add(total.what, rows, total.seconds, total.flops, total.bytes,
-          floor_.gemm_flops_per_s);
+          peak_flops);
     }
   }
 
@@ -256,10 +268,11 @@ void PrintTable(const Bench& bench, const std::string& name, uint32_t threads) {
   std::printf(
       "\n%s, %u thread%s, at most: read %.1f GB/s, GEMM %.0f GFLOP/s, "
       "attention "
-      "%.0f GFLOP/s\n",
+      "%.0f GFLOP/s; quantised by %s, %.0f GOP/s\n",
       name.c_str(), threads, threads == 1 ? "" : "s",
       floor.read_bytes_per_s * 1e-9, floor.gemm_flops_per_s * 1e-9,
-      floor.attention_flops_per_s * 1e-9);
+      floor.attention_flops_per_s * 1e-9, bench.quant_name(),
+      bench.QuantFlops() * 1e-9);
   std::printf("%-30s %5s %12s %9s %8s %10s %7s\n", "operation", "rows", "us",
               "GFLOP/s", "GB/s", "rows/s", "floor");
   for (const Result& r : bench.results()) {
@@ -272,6 +285,7 @@ void PrintTable(const Bench& bench, const std::string& name, uint32_t threads) {
 
 nlohmann::json ToJson(const Result& r) {
   return {{"kernels", r.kernels},
+          {"quant_kernels", r.quant_kernels},
           {"threads", r.threads},
           {"operation", r.what},
           {"rows", r.rows},
