@@ -17,10 +17,20 @@ constexpr int kMaxMessageBytes = 64 << 20;
 // A daemon that reads nothing: beyond this the session is given up.
 constexpr size_t kMaxQueuedWrites = 16384;
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
-// How long a release waits for an Acquire that takes it along; and after how
-// long without any the thread that sends them otherwise goes to sleep.
-constexpr absl::Duration kReleaseDelay = absl::Milliseconds(2);
-constexpr absl::Duration kReleaseLull = absl::Milliseconds(100);
+// How often the thread in Attend looks, which is how long a release waits for
+// an Acquire that takes it along; and after how many times in vain it rests.
+constexpr absl::Duration kTick = absl::Milliseconds(2);
+constexpr int kIdleTicks = 50;
+
+gpr_timespec ToGpr(absl::Time time) {
+  if (time == absl::InfiniteFuture()) {
+    return gpr_inf_future(GPR_CLOCK_REALTIME);
+  }
+  const timespec ts = absl::ToTimespec(time);
+  return {.tv_sec = ts.tv_sec,
+          .tv_nsec = static_cast<int32_t>(ts.tv_nsec),
+          .clock_type = GPR_CLOCK_REALTIME};
+}
 
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& socket_path) {
   grpc::ChannelArguments args;
@@ -111,33 +121,30 @@ void SessionClient::Start() {
     }
   }
 
-  Taken taken;
-  {
-    MutexLock lock(&mu_);
-    stub_->async()->Session(context_.get(), this);
-    started_ = true;
-    // Writes come from any thread, until the session is lost.
-    AddHold();
-    StartRead(&read_);
-    StartCall();
-    Enqueue(std::move(request));
-    taken = TakeWrite();
-  }
-  StartTaken(taken);
+  MutexLock lock(&mu_);
+  Enqueue(std::move(request));
+  stream_ = stub_->AsyncSession(context_.get(), &events_, Tag(Op::kStart));
 }
 
 absl::Status SessionClient::Greet() {
   const absl::Time deadline = absl::Now() + options_.attach_timeout;
   {
     MutexLock lock(&mu_);
-    while (!greeting_.has_value() && !lost_ && absl::Now() < deadline) {
-      changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
-    }
+    CondVar wake;
+    WaitUntil(
+        [this] {
+          mu_.AssertHeld();
+          return greeting_.has_value() || lost_;
+        },
+        deadline, &wake);
     if (lost_) {
       // The daemon's reason comes with the stream's status.
-      while (!done_ && absl::Now() < deadline) {
-        changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
-      }
+      WaitUntil(
+          [this] {
+            mu_.AssertHeld();
+            return finished_;
+          },
+          deadline, &wake);
       return loss_;
     }
     if (!greeting_.has_value()) {
@@ -165,30 +172,67 @@ absl::Status SessionClient::loss() const {
 }
 
 void SessionClient::Attend() {
-  while (!lost()) {
-    Taken taken = Taken::kNothing;
-    {
-      MutexLock lock(&mu_);
-      if (releases_.empty() && absl::Now() - last_release_ > kReleaseLull) {
-        attending_asleep_ = true;
-        while (!lost_ && releases_.empty()) attended_.Wait(&mu_);
-        attending_asleep_ = false;
-      }
-      if (!lost_) attended_.WaitWithTimeout(&mu_, kReleaseDelay);
-      if (lost_) return;
-      EnqueueReleases();
-      taken = TakeWrite();
+  MutexLock lock(&mu_);
+  int idle_ticks = 0;
+  while (!lost_) {
+    if (idle_ticks < kIdleTicks) {
+      Tick();
+      idle_ticks = std::exchange(used_, false) ? 0 : idle_ticks + 1;
+    } else {
+      Rest();
+      idle_ticks = 0;
     }
-    StartTaken(taken);
+    TellSchemaChanges();
   }
+}
+
+void SessionClient::Tick() {
+  attended_.WaitWithTimeout(&mu_, kTick);
+  if (lost_) return;
+  // Who asks all the time takes all there is.
+  while (!took_event_ && !taking_events_ && TakeEvent(absl::UnixEpoch())) {
+    took_event_ = false;
+  }
+  took_event_ = false;
+  PassTurnOn();
+  EnqueueReleases();
+  WriteNext();
+}
+
+void SessionClient::Rest() {
+  resting_ = true;
+  WaitUntil(
+      [this] {
+        mu_.AssertHeld();
+        return lost_ || used_ || !schema_changes_.empty();
+      },
+      absl::InfiniteFuture(), &attended_);
+  resting_ = false;
+}
+
+void SessionClient::TellSchemaChanges() {
+  if (schema_changes_.empty()) return;
+  const auto changes = std::exchange(schema_changes_, {});
+  mu_.Unlock();
+  for (const node::v1::SchemaChanged& change : changes) {
+    options_.on_schema_changed(change.name(), change.revision());
+  }
+  mu_.Lock();
 }
 
 void SessionClient::Release(uint64_t lease_id) {
   MutexLock lock(&mu_);
   if (lost_) return;
-  releases_.push_back(lease_id);
-  last_release_ = absl::Now();
-  if (attending_asleep_) attended_.Signal();
+  if (!resting_) {
+    releases_.push_back(lease_id);
+    used_ = true;
+    return;
+  }
+  // Nobody would send it soon.
+  node::v1::SessionRequest request;
+  request.mutable_release()->set_lease_id(lease_id);
+  Enqueue(std::move(request));
+  WriteNext();
 }
 
 void SessionClient::EnqueueReleases() {
@@ -203,19 +247,13 @@ absl::StatusOr<node::v1::SessionResponse> SessionClient::Call(
     uint64_t request_id, node::v1::SessionRequest request,
     absl::Time deadline) {
   PendingCall call;
-  Taken taken;
-  {
-    MutexLock lock(&mu_);
-    if (lost_) return loss_;
-    calls_[request_id] = &call;
-    Enqueue(std::move(request));
-    taken = TakeWrite();
-  }
-  StartTaken(taken);
   MutexLock lock(&mu_);
-  while (!call.result.has_value() && absl::Now() < deadline) {
-    call.done.WaitWithTimeout(&mu_, deadline - absl::Now());
-  }
+  if (lost_) return loss_;
+  calls_[request_id] = &call;
+  used_ = true;
+  Enqueue(std::move(request));
+  WriteNext();
+  WaitUntil([&call] { return call.result.has_value(); }, deadline, &call.done);
   calls_.erase(request_id);
   if (call.result.has_value()) return *std::move(call.result);
   return absl::DeadlineExceededError(
@@ -235,14 +273,10 @@ absl::StatusOr<node::v1::SessionResponse> SessionClient::CallAcquire(
 }
 
 void SessionClient::Send(node::v1::SessionRequest request) {
-  Taken taken;
-  {
-    MutexLock lock(&mu_);
-    if (lost_) return;
-    Enqueue(std::move(request));
-    taken = TakeWrite();
-  }
-  StartTaken(taken);
+  MutexLock lock(&mu_);
+  if (lost_) return;
+  Enqueue(std::move(request));
+  WriteNext();
 }
 
 void SessionClient::GiveBack(const node::v1::AcquireReply& reply) {
@@ -280,10 +314,8 @@ absl::StatusOr<node::v1::AcquireReply> SessionClient::WaitResolved(
         absl::StrCat("request ", request_id, " is not waited for"));
   }
   Watched& watched = found->second;
-  while (!watched.resolved.contains(index) && !lost_ &&
-         absl::Now() < deadline) {
-    watched.changed.WaitWithTimeout(&mu_, deadline - absl::Now());
-  }
+  WaitUntil([&] { return watched.resolved.contains(index) || lost(); },
+            deadline, &watched.changed);
   const auto resolved = watched.resolved.find(index);
   if (resolved != watched.resolved.end()) {
     node::v1::AcquireReply reply = std::move(resolved->second);
@@ -303,31 +335,38 @@ void SessionClient::Break(const absl::Status& why) {
 
 void SessionClient::Close() {
   const absl::Time deadline = absl::Now() + kCloseTimeout;
-  // Destroyed after the lock: the channel's end waits for gRPC's threads.
+  // Destroyed after the lock, the channel last.
   std::unique_ptr<node::v1::NodeService::Stub> stub;
   std::unique_ptr<grpc::ClientContext> context;
-  Taken taken;
   {
     MutexLock lock(&mu_);
     closing_ = true;
     changed_.SignalAll();
-    if (!started_) return;
     if (!lost_) EnqueueReleases();
-    taken = TakeWrite();
+    WriteNext();
+    const auto ended = [this] {
+      mu_.AssertHeld();
+      return Ended();
+    };
+    CondVar wake;
+    WaitUntil(ended, deadline, &wake);
+    if (!Ended()) {
+      Lose(absl::CancelledError("closed"));
+      // gRPC comes to its end without the daemon's help.
+      Cancel();
+      WaitUntil(ended, absl::InfiniteFuture(), &wake);
+    }
+    while (num_starting_writes_ > 0) changed_.Wait(&mu_);
+    if (std::exchange(closed_, true)) return;
+    stream_.reset();  // lies in the call, which the context holds
+    context = std::move(context_);
+    stub = std::move(stub_);
   }
-  StartTaken(taken);
-  MutexLock lock(&mu_);
-  while (!done_ && absl::Now() < deadline) {
-    changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
+  events_.Shutdown();
+  void* tag = nullptr;
+  bool ok = false;
+  while (events_.Next(&tag, &ok)) {
   }
-  if (!done_) {
-    Lose(absl::CancelledError("closed"));
-    Cancel();
-  }
-  // Cancelled: gRPC comes to its end without the daemon's help.
-  while (!done_) changed_.Wait(&mu_);
-  stub = std::move(stub_);
-  context = std::move(context_);
 }
 
 bool SessionClient::AddUser() {
@@ -361,33 +400,23 @@ void SessionClient::Enqueue(node::v1::SessionRequest request) {
   writes_.push_back(std::move(request));
 }
 
-SessionClient::Taken SessionClient::TakeWrite() {
-  if (writing_ || lost_ || half_closed_) return Taken::kNothing;
-  if (!writes_.empty()) {
-    write_ = std::move(writes_.front());
+void SessionClient::WriteNext() {
+  if (writing_ || lost_ || half_closed_) return;
+  if (writes_.empty() && !closing_) return;
+  writing_ = true;
+  ++num_starting_writes_;
+  if (writes_.empty()) {
+    half_closed_ = true;
+    mu_.Unlock();
+    stream_->WritesDone(Tag(Op::kHalfClose));
+  } else {
+    const node::v1::SessionRequest request = std::move(writes_.front());
     writes_.pop_front();
-    writing_ = true;
-    AddHold();  // until it is started: the session may be lost meanwhile
-    return Taken::kMessage;
+    mu_.Unlock();
+    stream_->Write(request, Tag(Op::kWrite));
   }
-  if (!closing_) return Taken::kNothing;
-  half_closed_ = true;
-  AddHold();
-  return Taken::kHalfClose;
-}
-
-void SessionClient::StartTaken(Taken taken) {
-  switch (taken) {
-    case Taken::kNothing:
-      return;
-    case Taken::kMessage:
-      StartWrite(&write_);
-      break;
-    case Taken::kHalfClose:
-      StartWritesDone();
-      break;
-  }
-  RemoveHold();
+  mu_.Lock();
+  if (--num_starting_writes_ == 0 && closing_) changed_.SignalAll();
 }
 
 void SessionClient::Lose(const absl::Status& why) {
@@ -398,53 +427,116 @@ void SessionClient::Lose(const absl::Status& why) {
   lost_.store(true, std::memory_order_release);
   for (auto& [id, call] : calls_) {
     if (!call->result.has_value()) call->result = loss_;
-    call->done.Signal();
   }
-  for (auto& [id, watched] : watched_) watched.changed.SignalAll();
   writes_.clear();
   releases_.clear();
-  changed_.SignalAll();
-  attended_.SignalAll();
-  if (!started_) return;
-  // Nothing is written any more: the hold for writes goes, and OnDone comes
-  // as soon as the operations that are open have ended.
-  RemoveHold();
+  WakeAll();
 }
 
 void SessionClient::Cancel() {
-  if (!done_ && context_ != nullptr) context_->TryCancel();
+  if (!finished_ && context_ != nullptr) context_->TryCancel();
 }
 
-void SessionClient::OnReadDone(bool ok) {
-  if (!ok) {
-    MutexLock lock(&mu_);
-    Lose(absl::UnavailableError("the stream is closed"));
-    return;
+void* SessionClient::Tag(Op op) {
+  static constexpr Op kOps[] = {Op::kStart, Op::kRead, Op::kWrite,
+                                Op::kHalfClose, Op::kFinish};
+  return const_cast<Op*>(&kOps[static_cast<size_t>(op)]);
+}
+
+void SessionClient::WaitUntil(absl::FunctionRef<bool()> done,
+                              absl::Time deadline, CondVar* wake) {
+  while (!done() && absl::Now() < deadline) {
+    if (!taking_events_ && !Ended()) {
+      TakeEvent(deadline);
+      continue;
+    }
+    waiting_.push_back(wake);
+    wake->WaitWithTimeout(&mu_, deadline - absl::Now());
+    waiting_.erase(std::find(waiting_.begin(), waiting_.end(), wake));
   }
-  Handle(&read_);
-  StartRead(&read_);
+  PassTurnOn();
 }
 
-void SessionClient::OnWriteDone(bool ok) {
-  Taken taken = Taken::kNothing;
+void SessionClient::PassTurnOn() {
+  if (!taking_events_ && !waiting_.empty()) waiting_.front()->Signal();
+}
+
+void SessionClient::WakeAll() {
+  for (CondVar* const wake : waiting_) wake->Signal();
+  changed_.SignalAll();
+  attended_.SignalAll();
+}
+
+bool SessionClient::Ended() const { return finished_ && !writing_; }
+
+bool SessionClient::TakeEvent(absl::Time deadline) {
+  if (Ended()) return false;
+  taking_events_ = true;
+  mu_.Unlock();
+  void* tag = nullptr;
+  bool ok = false;
+  const bool came = events_.AsyncNext(&tag, &ok, ToGpr(deadline)) ==
+                    grpc::CompletionQueue::GOT_EVENT;
+  if (came) OnEvent(*static_cast<const Op*>(tag), ok);
+  mu_.Lock();
+  taking_events_ = false;
+  took_event_ = took_event_ || came;
+  return came;
+}
+
+void SessionClient::OnEvent(Op op, bool ok) {
+  switch (op) {
+    case Op::kRead:
+      if (ok) {
+        Handle(&read_);
+        stream_->Read(&read_, Tag(Op::kRead));
+      } else {
+        OnStreamClosed();
+      }
+      return;
+    case Op::kStart:
+      if (ok) {
+        stream_->Read(&read_, Tag(Op::kRead));
+      } else {
+        OnStreamClosed();
+      }
+      OnWritten(ok);
+      return;
+    case Op::kWrite:
+    case Op::kHalfClose:
+      OnWritten(ok);
+      return;
+    case Op::kFinish:
+      OnFinished();
+      return;
+  }
+}
+
+void SessionClient::OnWritten(bool ok) {
+  MutexLock lock(&mu_);
+  writing_ = false;
+  if (ok) WriteNext();  // else the read fails as well, and says so
+  if (Ended()) WakeAll();
+}
+
+void SessionClient::OnStreamClosed() {
   {
     MutexLock lock(&mu_);
-    writing_ = false;
-    if (ok) taken = TakeWrite();  // else the read fails as well, and says so
+    Lose(absl::UnavailableError("the stream is closed"));
   }
-  StartTaken(taken);
+  stream_->Finish(&status_, Tag(Op::kFinish));
 }
 
-void SessionClient::OnDone(const grpc::Status& status) {
+void SessionClient::OnFinished() {
   MutexLock lock(&mu_);
-  if (!status.ok() && !closing_) {
-    const absl::Status why = rpc::FromGrpcStatus(status);
+  if (!status_.ok() && !closing_) {
+    const absl::Status why = rpc::FromGrpcStatus(status_);
     loss_ = absl::UnavailableError(
         absl::StrCat("the session with the cache daemon at ",
                      options_.socket_path, " has ended: ", why.ToString()));
   }
-  done_ = true;
-  changed_.SignalAll();
+  finished_ = true;
+  WakeAll();
 }
 
 void SessionClient::Handle(node::v1::SessionResponse* response) {
@@ -453,7 +545,7 @@ void SessionClient::Handle(node::v1::SessionResponse* response) {
     case Message::kWelcome: {
       MutexLock lock(&mu_);
       greeting_ = response->welcome();
-      changed_.SignalAll();
+      WakeAll();
       return;
     }
     case Message::kAcquire: {
@@ -496,8 +588,10 @@ void SessionClient::Handle(node::v1::SessionResponse* response) {
     }
     case Message::kSchemaChanged:
       if (options_.on_schema_changed) {
-        options_.on_schema_changed(response->schema_changed().name(),
-                                   response->schema_changed().revision());
+        MutexLock lock(&mu_);
+        schema_changes_.push_back(
+            std::move(*response->mutable_schema_changed()));
+        attended_.Signal();
       }
       return;
     case Message::MESSAGE_NOT_SET:  // a newer daemon's message

@@ -224,6 +224,50 @@ TEST_F(FakeDaemonTest, AReleaseThatNoAcquireFollowsIsSentAlone) {
   }
 }
 
+TEST_F(FakeDaemonTest, AReleaseLongAfterAnythingElseIsSent) {
+  daemon_.welcome().set_acquire_releases(true);
+  Connect();
+  auto lease = AcquireAnswered([](node::v1::AcquireReply*) {});
+  PC_ASSERT_OK(lease);
+  absl::SleepFor(absl::Milliseconds(300));  // whoever sends releases rests
+  lease->reset();
+  EXPECT_EQ(daemon_.Next().release().lease_id(), 77u);
+}
+
+TEST_F(FakeDaemonTest, ThreadsThatWaitForDifferentAnswersGetTheirs) {
+  Connect();
+  auto pending = AcquireAnswered([](node::v1::AcquireReply*) {},
+                                 node::v1::OUTCOME_PENDING);
+  PC_ASSERT_OK(pending);
+  for (const absl::Duration idle :
+       {absl::ZeroDuration(), absl::Milliseconds(300)}) {
+    std::thread waits([&] {
+      EXPECT_THAT(
+          (*pending)->WaitPending(0, absl::Now() + absl::Milliseconds(500)),
+          StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("encoded")));
+    });
+    absl::SleepFor(idle);
+    PC_EXPECT_OK(AcquireAnswered([](node::v1::AcquireReply*) {}));
+    waits.join();
+    EXPECT_EQ(daemon_.Next().release().lease_id(), 77u);
+  }
+  std::thread answers([&] {
+    EXPECT_TRUE(daemon_.Next().has_acquire());
+    node::v1::SessionResponse push;
+    push.mutable_pending_resolved()->set_request_id(1);
+    *push.mutable_pending_resolved()->mutable_reply() =
+        OnePage(1, node::v1::OUTCOME_HIT).acquire();
+    daemon_.Say(push);
+    daemon_.Say(OnePage(4, node::v1::OUTCOME_HIT));
+  });
+  std::thread waits([&] {
+    PC_EXPECT_OK((*pending)->WaitPending(0, absl::Now() + kPatience));
+  });
+  PC_EXPECT_OK(Acquire());
+  answers.join();
+  waits.join();
+}
+
 TEST_F(FakeDaemonTest, ADaemonThatReadsNoReleasesInAcquiresGetsThemAlone) {
   Connect(absl::Milliseconds(50));
   PC_ASSERT_OK(AcquireAnswered([](node::v1::AcquireReply*) {}));
