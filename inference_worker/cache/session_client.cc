@@ -473,6 +473,9 @@ bool SessionClient::TakeEvent(absl::Time deadline) {
   if (Ended()) return false;
   taking_events_ = true;
   mu_.Unlock();
+  // Not before: what has been written meanwhile took along how much more the
+  // daemon may send. A read that waits before would have it sent alone.
+  if (std::exchange(read_due_, false)) stream_->Read(&read_, Tag(Op::kRead));
   void* tag = nullptr;
   bool ok = false;
   const bool came = events_.AsyncNext(&tag, &ok, ToGpr(deadline)) ==
@@ -489,14 +492,14 @@ void SessionClient::OnEvent(Op op, bool ok) {
     case Op::kRead:
       if (ok) {
         Handle(&read_);
-        stream_->Read(&read_, Tag(Op::kRead));
+        read_due_ = true;
       } else {
         OnStreamClosed();
       }
       return;
     case Op::kStart:
       if (ok) {
-        stream_->Read(&read_, Tag(Op::kRead));
+        read_due_ = true;
       } else {
         OnStreamClosed();
       }

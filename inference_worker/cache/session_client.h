@@ -173,6 +173,7 @@ class SessionClient final {
 
   grpc::CompletionQueue events_;
   // Used by whoever takes events alone.
+  bool read_due_ = false;  // and not started
   node::v1::SessionResponse read_;
   grpc::Status status_;
 
