@@ -156,7 +156,7 @@ absl::Status ImportedMemory::Configure(uint64_t page_bytes,
 }
 
 absl::Status ImportedMemory::AppendRun(uint32_t segment, uint32_t first_page,
-                                       uint32_t num_pages,
+                                       uint32_t num_pages, bool writable,
                                        PageRefs* pages) const {
   const auto found = segments_.find(segment);
   const uint64_t end_page = uint64_t{first_page} + num_pages;
@@ -177,7 +177,9 @@ absl::Status ImportedMemory::AppendRun(uint32_t segment, uint32_t first_page,
       uint64_t{segment} * generations_stride_;
   for (uint64_t page = first_page; page < end_page; ++page) {
     pages->read.push_back(mapped.read_base() + page * page_bytes_);
-    pages->write.push_back(mapped.write_base() + page * page_bytes_);
+    if (writable) {
+      pages->write.push_back(mapped.write_base() + page * page_bytes_);
+    }
     pages->generations.push_back(words + page);
   }
   return absl::OkStatus();

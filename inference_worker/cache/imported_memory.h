@@ -19,7 +19,7 @@ namespace promptcache::worker {
 // Pages as this process sees them: parallel arrays.
 struct PageRefs {
   std::vector<const std::byte*> read;
-  std::vector<std::byte*> write;
+  std::vector<std::byte*> write;  // if asked for
   // Words of the generation array.
   std::vector<const uint64_t*> generations;
   bool on_host = true;  // false: addresses of the device, for kernels only
@@ -63,9 +63,11 @@ class ImportedMemory {
                          const ProgressWords& progress);
 
   // Adds a run's pages. InvalidArgument when it is not within its segment, or
-  // on the host where the runs before it are on the device.
+  // on the host where the runs before it are on the device. `writable`: with
+  // addresses to write to.
   absl::Status AppendRun(uint32_t segment, uint32_t first_page,
-                         uint32_t num_pages, PageRefs* pages) const;
+                         uint32_t num_pages, bool writable,
+                         PageRefs* pages) const;
   // InvalidArgument when there is no such word.
   absl::StatusOr<const uint64_t*> ProgressWordAt(uint32_t word) const;
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -175,6 +176,7 @@ absl::Status LeaseClient::Take(const node::v1::AcquireReply& reply,
   PC_RETURN_IF_ERROR(CheckShape(reply, num_keys));
   if (reply.lease_id() != 0) lease_ids_.push_back(reply.lease_id());
   ReplyCursor at;
+  PageRefs pages;
   for (size_t i = 0; i < num_keys; ++i) {
     const int in_reply = static_cast<int>(i);
     const Key& key = keys_[first + i];
@@ -196,14 +198,16 @@ absl::Status LeaseClient::Take(const node::v1::AcquireReply& reply,
                           session_->memory().ProgressWordAt(progress_word));
       module.arriving = true;
     }
-    PageRefs pages;
+    const bool reserved = module.outcome == AcquireOutcome::kReserved;
+    const bool has_pages = module.outcome == AcquireOutcome::kHit || reserved;
+    pages.generations.clear();
+    pages.on_host = true;
+    if (has_pages) pages.read.reserve(key.num_pages);
     for (uint32_t run = 0; run < reply.num_runs(in_reply); ++run, ++at.run) {
       PC_RETURN_IF_ERROR(session_->memory().AppendRun(
           reply.run_segments(at.run), reply.run_first_pages(at.run),
-          reply.run_num_pages(at.run), &pages));
+          reply.run_num_pages(at.run), reserved, &pages));
     }
-    const bool has_pages = module.outcome == AcquireOutcome::kHit ||
-                           module.outcome == AcquireOutcome::kReserved;
     if (pages.read.size() != (has_pages ? key.num_pages : 0)) {
       return absl::InternalError(absl::StrCat("module ", first + i, " has ",
                                               pages.read.size(), " pages, ",
@@ -218,12 +222,13 @@ absl::Status LeaseClient::Take(const node::v1::AcquireReply& reply,
                               reply.page_sums().begin() + end);
       at.page_sum = end;
     }
-    module.read_pages = std::move(pages.read);
+    module.read_pages = std::exchange(pages.read, {});
+    module.write_pages = std::exchange(pages.write, {});
     module.on_host = pages.on_host;
-    if (module.outcome == AcquireOutcome::kReserved) {
-      module.write_pages = std::move(pages.write);
-    }
-    generations_[first + i] = std::move(pages.generations);
+    generations_[first + i] = {.begin = generation_words_.size(),
+                               .count = pages.generations.size()};
+    generation_words_.insert(generation_words_.end(), pages.generations.begin(),
+                             pages.generations.end());
     modules_[first + i] = std::move(module);
   }
   return absl::OkStatus();
@@ -292,7 +297,7 @@ absl::StatusOr<std::vector<bool>> LeaseClient::Commit(
     AcquiredModule& module = modules_[open.mapped()];
     module.write_pages.clear();  // sealed, or gone
     module.pin_refused = pin_refused;
-    if (!committed.back()) generations_[open.mapped()].clear();
+    if (!committed.back()) generations_[open.mapped()].count = 0;
   }
   return committed;
 }
@@ -305,21 +310,23 @@ void LeaseClient::Abort(const std::vector<uint64_t>& reservation_ids) {
     const auto open = open_reservations_.extract(id);
     if (open.empty()) continue;
     modules_[open.mapped()].write_pages.clear();
-    generations_[open.mapped()].clear();
+    generations_[open.mapped()].count = 0;
   }
   session_->Send(std::move(request));
 }
 
 bool LeaseClient::Valid(size_t index) const {
-  if (index >= modules_.size() || generations_[index].empty()) return false;
+  if (index >= modules_.size() || generations_[index].count == 0) return false;
   if (session_->lost()) return false;
   // What was read of the pages was read before the words are looked at.
   std::atomic_thread_fence(std::memory_order_acquire);
   const uint64_t due = modules_[index].generation;
-  return std::all_of(generations_[index].begin(), generations_[index].end(),
-                     [due](const uint64_t* word) {
-                       return __atomic_load_n(word, __ATOMIC_ACQUIRE) == due;
-                     });
+  const Range& range = generations_[index];
+  return std::ranges::all_of(
+      std::span(generation_words_).subspan(range.begin, range.count),
+      [due](const uint64_t* word) {
+        return __atomic_load_n(word, __ATOMIC_ACQUIRE) == due;
+      });
 }
 
 ModuleProgress LeaseClient::Progress(size_t index) const {

@@ -64,8 +64,14 @@ class LeaseClient final : public CacheLease {
   const bool want_page_sums_;
   std::vector<Key> keys_;
   std::vector<AcquiredModule> modules_;
-  // Parallel: words of the generation array, one per page.
-  std::vector<std::vector<const uint64_t*>> generations_;
+  // Words of the generation array, one per page, of all modules one after
+  // another as they were granted; and, parallel to modules_, which are whose.
+  struct Range {
+    size_t begin = 0;
+    size_t count = 0;  // 0: the module cannot be read
+  };
+  std::vector<const uint64_t*> generation_words_;
+  std::vector<Range> generations_;
   // Parallel: progress words, null unless arriving.
   std::vector<const uint64_t*> progress_;
   std::map<uint64_t, size_t> open_reservations_;  // indices into modules_
