@@ -49,15 +49,19 @@ absl::StatusOr<AcquireResult> CacheState::Acquire(SessionId session_id,
   const auto it = sessions_.find(session_id);
   if (it == sessions_.end()) return NoSession(session_id);
   Session& session = it->second;
-  PrefetchEntries(request);
-  PC_RETURN_IF_ERROR(ValidateAcquire(session, request));
+  PC_RETURN_IF_ERROR(
+      ValidateAcquire(session, request, PrefetchEntries(request)));
+  if (session.domain_hash == 0 || session.domain != request.isolation_domain) {
+    session.domain = request.isolation_domain;
+    session.domain_hash = DomainHash(request.isolation_domain);
+  }
 
   AcquireResult result;
   result.modules.resize(request.keys.size());
   Asked asked{.request = &request,
               .session_id = session_id,
               .session = &session,
-              .domain_hash = DomainHash(request.isolation_domain),
+              .domain_hash = session.domain_hash,
               .result = &result};
   // Everything that is there is leased before anything is evicted for what is
   // not.
@@ -76,17 +80,17 @@ absl::StatusOr<AcquireResult> CacheState::Acquire(SessionId session_id,
   return result;
 }
 
-void CacheState::PrefetchEntries(const AcquireRequest& request) const {
+std::vector<const Entry*> CacheState::PrefetchEntries(
+    const AcquireRequest& request) const {
   for (const AcquireKey& key : request.keys) visible_.prefetch(key.key);
   std::vector<const Entry*> entries;
   entries.reserve(request.keys.size());
   for (const AcquireKey& key : request.keys) {
-    const Entry* entry = FirstCopy(key.key);
-    if (entry == nullptr) continue;
-    PrefetchObject(entry);
-    entries.push_back(entry);
+    entries.push_back(FirstCopy(key.key));
+    if (entries.back() != nullptr) PrefetchObject(entries.back());
   }
   for (const Entry* entry : entries) {
+    if (entry == nullptr) continue;
     // What leaving the LRU list writes, and what the answer copies.
     if (entry->lru_prev != nullptr)
       PrefetchForWrite(&entry->lru_prev->lru_next);
@@ -94,17 +98,20 @@ void CacheState::PrefetchEntries(const AcquireRequest& request) const {
       PrefetchForWrite(&entry->lru_next->lru_prev);
     if (!entry->runs.empty()) __builtin_prefetch(entry->runs.data());
   }
+  return entries;
 }
 
-absl::Status CacheState::ValidateAcquire(const Session& session,
-                                         const AcquireRequest& request) const {
-  for (const AcquireKey& key : request.keys) {
+absl::Status CacheState::ValidateAcquire(
+    const Session& session, const AcquireRequest& request,
+    std::span<const Entry* const> entries) {
+  for (size_t i = 0; i < request.keys.size(); ++i) {
+    const AcquireKey& key = request.keys[i];
     if (key.num_tokens == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("module ", key.key.ToHex(), " has no tokens"));
     }
     // All copies of a key are alike in this.
-    const Entry* entry = FirstCopy(key.key);
+    const Entry* const entry = entries[i];
     if (entry != nullptr && entry->shape == session.args.shape &&
         entry->metadata.num_tokens != key.num_tokens) {
       return absl::InvalidArgumentError(absl::StrCat(

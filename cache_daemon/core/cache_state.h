@@ -147,6 +147,9 @@ class CacheState {
     std::shared_ptr<const ModuleCache::ResolvedFn> on_resolved;
     absl::flat_hash_set<LeaseId> leases;
     absl::flat_hash_set<ReservationId> reservations;
+    // Of its last Acquire: the next is likely of the same.
+    std::string domain;
+    uint64_t domain_hash = 0;
   };
   // What an ended session of a process held.
   struct LostHolds {
@@ -255,11 +258,14 @@ class CacheState {
     AcquireResult* result = nullptr;
     std::vector<Entry*> leased;
   };
-  // Among many modules every entry lies in cold memory: asks for all of them
-  // before the first is waited for. Reads entries, changes nothing.
-  void PrefetchEntries(const AcquireRequest& request) const;
-  absl::Status ValidateAcquire(const Session& session,
-                               const AcquireRequest& request) const;
+  // The first copy of each key, null where there is none. Among many modules
+  // every entry lies in cold memory: asks for all of them before the first is
+  // waited for.
+  std::vector<const Entry*> PrefetchEntries(
+      const AcquireRequest& request) const;
+  static absl::Status ValidateAcquire(const Session& session,
+                                      const AcquireRequest& request,
+                                      std::span<const Entry* const> entries);
   // False: the key is missing, with its reason in the result.
   bool AnswerPresent(Asked* asked, size_t index, absl::Time now,
                      Effects* effects);

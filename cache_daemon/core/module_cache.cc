@@ -115,7 +115,7 @@ absl::StatusOr<AcquireResult> ModuleCache::Acquire(
     SessionId session, const AcquireRequest& request) {
   Effects effects = NewEffects();
   const absl::Time now = clock_->Now();
-  absl::StatusOr<AcquireResult> result = absl::InternalError("not acquired");
+  absl::StatusOr<AcquireResult> result;
   {
     MutexLock lock(&mu_);
     result = state_->Acquire(session, request, now, &effects);
