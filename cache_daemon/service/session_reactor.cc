@@ -105,22 +105,19 @@ void SessionReactor::Push(const node::v1::SessionResponse& response) {
 
 bool SessionReactor::Enqueue(node::v1::SessionResponse response) {
   if (ended_) return true;  // nobody is there to miss it
+  if (!writing_) {
+    Write(std::move(response));
+    return true;
+  }
   const size_t num_bytes = response.ByteSizeLong();
   queued_bytes_ += num_bytes;
   writes_.push_back({std::move(response), num_bytes});
-  if (writes_.size() > deps_.max_queued_messages ||
-      queued_bytes_ > deps_.max_queued_bytes) {
-    return false;
-  }
-  WriteNext();
-  return true;
+  return writes_.size() <= deps_.max_queued_messages &&
+         queued_bytes_ <= deps_.max_queued_bytes;
 }
 
-void SessionReactor::WriteNext() {
-  if (writing_ || ended_ || writes_.empty()) return;
-  write_ = std::move(writes_.front().response);
-  queued_bytes_ -= writes_.front().num_bytes;
-  writes_.pop_front();
+void SessionReactor::Write(node::v1::SessionResponse response) {
+  write_ = std::move(response);
   writing_ = true;
   StartWrite(&write_);
 }
@@ -176,7 +173,11 @@ void SessionReactor::OnWriteDone(bool ok) {
   }
   MutexLock lock(&mu_);
   writing_ = false;
-  WriteNext();
+  if (ended_ || writes_.empty()) return;
+  Queued next = std::move(writes_.front());
+  writes_.pop_front();
+  queued_bytes_ -= next.num_bytes;
+  Write(std::move(next.response));
 }
 
 void SessionReactor::OnCancel() {

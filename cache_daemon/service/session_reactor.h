@@ -119,7 +119,8 @@ class SessionReactor final
   // False when the queue is full.
   bool Enqueue(node::v1::SessionResponse response)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Write(node::v1::SessionResponse response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const SessionDeps& deps_;
   grpc::CallbackServerContext* const context_;  // gRPC's, valid until OnDone
