@@ -55,7 +55,6 @@ void AppendModule(const AcquiredModule& module, node::v1::AcquireReply* reply) {
                                   module.page_sums.end());
   reply->add_reservation_ids(static_cast<uint64_t>(module.reservation));
   reply->add_tiers(static_cast<v1::Tier>(module.tier));
-  reply->add_progress_words(module.progress_word);
 }
 
 // For `n` modules of one run each.
@@ -70,7 +69,6 @@ void Reserve(int n, node::v1::AcquireReply* reply) {
   reply->mutable_generations()->Reserve(n);
   reply->mutable_reservation_ids()->Reserve(n);
   reply->mutable_tiers()->Reserve(n);
-  reply->mutable_progress_words()->Reserve(n);
 }
 
 void SetCounts(const uint64_t (&counts)[kNumModuleStates],
@@ -147,6 +145,28 @@ void DescribeSegments(const PagePool& pool, uint32_t device,
       pool.mapped_read_only(Tier::kDevice, device));
 }
 
+absl::Status SetJoinedPaths(const node::v1::AcquireRequest& request,
+                            std::vector<AcquireKey>* keys) {
+  const std::string_view joined = request.joined_paths();
+  size_t begin = 0;
+  for (size_t i = 0; i < keys->size(); ++i) {
+    const size_t num_bytes = request.path_bytes(static_cast<int>(i));
+    // Whole it is UTF-8, as a string of a message; so are pieces that begin
+    // where a character does.
+    const bool in_character = begin < joined.size() &&
+                              (static_cast<uint8_t>(joined[begin]) >> 6) == 2;
+    if (num_bytes > joined.size() - begin || in_character) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("joined_paths has ", joined.size(), " bytes, path ", i,
+                       " is ", num_bytes, " from ", begin, " on"));
+    }
+    (*keys)[i].path = joined.substr(begin, num_bytes);
+    begin += num_bytes;
+  }
+  if (begin == joined.size()) return absl::OkStatus();
+  return WrongSize("joined_paths", joined.size(), begin);
+}
+
 absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
     const node::v1::AcquireRequest& request) {
   const size_t n = static_cast<size_t>(request.num_tokens_size());
@@ -162,6 +182,10 @@ absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
   const size_t num_paths = static_cast<size_t>(request.paths_size());
   if (num_paths != 0 && num_paths != n) {
     return WrongSize("paths", num_paths, n);
+  }
+  const size_t num_joined = static_cast<size_t>(request.path_bytes_size());
+  if (num_joined != 0 && num_joined != n) {
+    return WrongSize("path_bytes", num_joined, n);
   }
   const std::string& parts = request.identity_parts();
   if (!parts.empty() && parts.size() != n * kPartsBytes) {
@@ -181,6 +205,7 @@ absl::StatusOr<std::vector<AcquireKey>> KeysFromProto(
       keys[i].parts = ReadParts(parts.data() + i * kPartsBytes);
     }
   }
+  if (num_joined != 0) PC_RETURN_IF_ERROR(SetJoinedPaths(request, &keys));
   return keys;
 }
 
@@ -315,8 +340,14 @@ node::v1::AcquireReply ToProto(uint64_t request_id,
   reply.set_request_id(request_id);
   reply.set_lease_id(static_cast<uint64_t>(result.lease));
   Reserve(static_cast<int>(result.modules.size()), &reply);
+  bool arriving = false;
   for (const AcquiredModule& module : result.modules) {
     AppendModule(module, &reply);
+    arriving = arriving || module.progress_word != 0;
+  }
+  if (!arriving) return reply;
+  for (const AcquiredModule& module : result.modules) {
+    reply.add_progress_words(module.progress_word);
   }
   return reply;
 }
@@ -329,6 +360,7 @@ node::v1::PendingResolved ToProto(const PendingResolved& resolved) {
   reply->set_request_id(resolved.request_id);
   reply->set_lease_id(static_cast<uint64_t>(resolved.lease));
   AppendModule(resolved.module, reply);
+  reply->add_progress_words(resolved.module.progress_word);
   return proto;
 }
 

@@ -272,6 +272,7 @@ absl::Status SessionReactor::HandleHello(const node::v1::Hello& hello) {
   DescribeSegments(deps_.cache->pool(), device_, welcome);
   welcome->set_daemon_id(deps_.daemon_id);
   welcome->set_acquire_releases(true);
+  welcome->set_joined_paths(true);
   {
     MutexLock lock(&mu_);
     if (!ended_) {

@@ -38,7 +38,8 @@ node::v1::AcquirePurpose ToProto(AcquirePurpose purpose) {
 }
 
 node::v1::SessionRequest ToRequest(uint64_t request_id,
-                                   const CacheClient::AcquireArgs& args) {
+                                   const CacheClient::AcquireArgs& args,
+                                   bool joined_paths) {
   node::v1::SessionRequest request;
   node::v1::AcquireRequest* acquire = request.mutable_acquire();
   acquire->set_request_id(request_id);
@@ -52,13 +53,17 @@ node::v1::SessionRequest ToRequest(uint64_t request_id,
   acquire->mutable_keys()->reserve(num_keys * sizeof(Digest));
   acquire->mutable_identity_parts()->reserve(num_keys * sizeof(IdentityParts));
   acquire->mutable_num_tokens()->Reserve(static_cast<int>(num_keys));
-  acquire->mutable_paths()->Reserve(static_cast<int>(num_keys));
   for (const AcquireKey& key : args.keys) {
     acquire->mutable_keys()->append(
         reinterpret_cast<const char*>(key.key.bytes.data()),
         key.key.bytes.size());
     acquire->add_num_tokens(key.num_tokens);
-    acquire->add_paths(key.path);
+    if (joined_paths) {
+      acquire->mutable_joined_paths()->append(key.path);
+      acquire->add_path_bytes(static_cast<uint32_t>(key.path.size()));
+    } else {
+      acquire->add_paths(key.path);
+    }
     AppendParts(key.parts, acquire->mutable_identity_parts());
   }
   return request;
@@ -88,7 +93,7 @@ absl::Status CheckShape(const node::v1::AcquireReply& reply, size_t num_keys) {
       reply.reservation_ids_size() != n || reply.differing_fields_size() != n ||
       reply.run_first_pages_size() != num_runs ||
       reply.run_num_pages_size() != num_runs ||
-      // An older daemon has none.
+      // None when all are whole.
       (reply.progress_words_size() != n && reply.progress_words_size() != 0)) {
     return absl::InternalError(
         absl::StrCat("the daemon's answer is not one for ", n, " keys"));
@@ -147,7 +152,9 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
   stream.Watch(lease->request_id_);
   PC_ASSIGN_OR_RETURN(
       const node::v1::SessionResponse response,
-      stream.CallAcquire(ToRequest(lease->request_id_, args), deadline));
+      stream.CallAcquire(
+          ToRequest(lease->request_id_, args, stream.welcome().joined_paths()),
+          deadline));
   if (!response.has_acquire()) {
     return absl::InternalError("the daemon answered something else");
   }

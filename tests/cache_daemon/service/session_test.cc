@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <vector>
+
 #include "common/digest.h"
 #include "tests/cache_daemon/service/daemon_fixture.h"
 
@@ -12,6 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Optional;
+using ::testing::UnorderedElementsAre;
 
 class SessionTest : public DaemonFixture {
  protected:
@@ -36,6 +40,7 @@ TEST_F(SessionTest, AWelcomeDescribesTheMemory) {
             (1u << 20) / TestLayout().page_bytes());
   EXPECT_EQ(welcome->daemon_id(), server_->daemon_id());
   EXPECT_NE(welcome->session_id(), 0u);
+  EXPECT_TRUE(welcome->joined_paths());
 }
 
 TEST_F(SessionTest, AWelcomeLeavesOutOtherDevices) {
@@ -173,6 +178,50 @@ TEST_F(SessionTest, BadRequestsAreToldWithNumbersAndTheSessionGoesOn) {
               HasSubstr("page_sums has 2 entries, 3 are due"));
   EXPECT_EQ(session->Ask(CommitOf(9, reserved, 40)).commit().committed_size(),
             1);
+}
+
+// "a", two bytes of one character, "bc".
+node::v1::SessionRequest WithJoinedPaths(std::vector<uint32_t> path_bytes) {
+  auto request = AcquireOf(1, 3, 16, true);
+  request.mutable_acquire()->clear_paths();
+  request.mutable_acquire()->set_joined_paths(
+      "a\xc3\xa9"
+      "bc");
+  for (const uint32_t num_bytes : path_bytes) {
+    request.mutable_acquire()->add_path_bytes(num_bytes);
+  }
+  return request;
+}
+
+TEST_F(SessionTest, PathsMayComeJoined) {
+  StartDaemon();
+  auto session = Open("w");
+  const auto reserved = session->Ask(WithJoinedPaths({1, 2, 2})).acquire();
+  auto commit = CommitOf(2, reserved, 16);
+  for (auto& module : *commit.mutable_commit()->mutable_modules()) {
+    module.clear_path();  // then it has that of the Acquire
+  }
+  session->Ask(commit);
+  std::vector<std::string> paths;
+  for (const ModuleInfo& module : server_->cache().List({})->modules) {
+    paths.push_back(module.metadata.path);
+  }
+  EXPECT_THAT(paths, UnorderedElementsAre("a", "\xc3\xa9", "bc"));
+}
+
+TEST_F(SessionTest, JoinedPathsThatAreNoneAreRefused) {
+  StartDaemon();
+  auto session = Open("w");
+  for (const std::vector<uint32_t>& path_bytes : {std::vector<uint32_t>{1, 2},
+                                                  {1, 2, 1},
+                                                  {1, 2, 3},
+                                                  {2, 1, 2},
+                                                  {1, 2, 0xffffffff}}) {
+    EXPECT_EQ(session->Ask(WithJoinedPaths(path_bytes)).request_failed().code(),
+              3)
+        << path_bytes.size() << " " << path_bytes[1];
+  }
+  EXPECT_TRUE(session->Ask(WithJoinedPaths({0, 5, 0})).has_acquire());
 }
 
 TEST_F(SessionTest, ACommitOfNothingThatIsHeldIsNoCommit) {

@@ -281,6 +281,28 @@ TEST_F(FakeDaemonTest, ADaemonThatReadsNoReleasesInAcquiresGetsThemAlone) {
   EXPECT_TRUE(released);
 }
 
+TEST_F(FakeDaemonTest, PathsAreJoinedForADaemonThatReadsThem) {
+  for (const bool reads : {false, true}) {
+    daemon_.welcome().set_joined_paths(reads);
+    Connect(absl::Milliseconds(20));
+    EXPECT_FALSE(client_
+                     ->Acquire({.keys = {{.num_tokens = 16, .path = "one"},
+                                         {.num_tokens = 16, .path = ""},
+                                         {.num_tokens = 16, .path = "2"}}})
+                     .ok());
+    const node::v1::AcquireRequest request = daemon_.Next().acquire();
+    if (reads) {
+      EXPECT_EQ(request.joined_paths(), "one2");
+      EXPECT_THAT(request.path_bytes(), ElementsAre(3, 0, 1));
+      EXPECT_THAT(request.paths(), IsEmpty());
+    } else {
+      EXPECT_THAT(request.paths(), ElementsAre("one", "", "2"));
+      EXPECT_THAT(request.path_bytes(), IsEmpty());
+    }
+    client_.reset();
+  }
+}
+
 TEST_F(FakeDaemonTest, AReservationForALeaseThatIsGoneIsGivenBack) {
   Connect();
   auto lease = AcquireAnswered([](node::v1::AcquireReply*) {},
