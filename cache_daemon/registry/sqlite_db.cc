@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <utility>
@@ -42,6 +43,29 @@ absl::Status StatementError(sqlite3_stmt* statement, int code) {
   return absl::Status(
       CodeOf(code), absl::StrCat("registry ", path == nullptr ? "" : path, ": ",
                                  sqlite3_errmsg(db)));
+}
+
+// Makes the file, since SQLite would make it readable for others. One that is
+// there is not opened: closing it again would drop the locks of this process's
+// other connections to it (POSIX locks go with any descriptor of their file).
+// Another program that looks into the registry would then take itself for the
+// last one, and remove the log that we go on writing to.
+absl::Status MakeFile(const std::string& path) {
+  const UniqueFd made(::open(
+      path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (made) return absl::OkStatus();
+  int error = errno;
+  if (error == EEXIST) {
+    struct stat info{};
+    if (::lstat(path.c_str(), &info) != 0) {
+      error = errno;
+    } else if (S_ISREG(info.st_mode)) {
+      return absl::OkStatus();
+    } else {
+      error = S_ISDIR(info.st_mode) ? EISDIR : ELOOP;
+    }
+  }
+  return absl::ErrnoToStatus(error, absl::StrCat("registry ", path));
 }
 
 }  // namespace
@@ -117,13 +141,7 @@ absl::Status SqliteDb::Error(int code, const std::string& what) const {
 }
 
 absl::StatusOr<SqliteDb> SqliteDb::Open(const std::string& path) {
-  // Made here, since SQLite would make it readable for others.
-  UniqueFd created(
-      ::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!created) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("registry ", path));
-  }
-  created.Reset();
+  PC_RETURN_IF_ERROR(MakeFile(path));
   SqliteDb db;
   db.path_ = path;
   sqlite3* raw = nullptr;

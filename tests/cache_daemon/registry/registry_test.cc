@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 #include <sqlite3.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -217,6 +220,45 @@ TEST_F(RegistryTest, ACrashLosesNothingThatWasAcknowledged) {
   PC_ASSERT_OK(modules);
   ASSERT_EQ(modules->size(), 1u);
   EXPECT_EQ(modules->at(0).path, "m");
+}
+
+// Run by the next test, in a process of its own.
+constexpr char kLookAt[] = "REGISTRY_TEST_LOOK_AT";
+
+TEST(OtherProcessTest, DISABLED_Looks) {
+  const char* path = std::getenv(kLookAt);
+  ASSERT_NE(path, nullptr);
+  auto db = SqliteDb::Open(path);
+  PC_ASSERT_OK(db);
+  EXPECT_THAT(db->QueryInt("SELECT COUNT(*) FROM schemas"), IsOkAndHolds(1));
+}
+
+// As an operator does with the sqlite3 shell, while the daemon runs.
+TEST_F(RegistryTest, AnotherProcessThatLooksTakesNothingAway) {
+  Put("before", "<schema/>");
+  ASSERT_EQ(::setenv(kLookAt, Path().c_str(), 1), 0);
+  const pid_t other = ::fork();
+  if (other == 0) {
+    ::execl("/proc/self/exe", "registry_test",
+            "--gtest_filter=*.DISABLED_Looks",
+            "--gtest_also_run_disabled_tests", nullptr);
+    ::_exit(127);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(other, &status, 0), other);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+
+  Put("after", "<schema/>");
+  // What a daemon that is killed now leaves behind.
+  const std::string copy = dir_.path() + "/copy.db";
+  for (const char* suffix : {"", "-wal"}) {
+    std::error_code error;
+    std::filesystem::copy_file(Path() + suffix, copy + suffix, error);
+    EXPECT_FALSE(error) << suffix << ": " << error.message();
+  }
+  auto left = TryOpen(copy);
+  PC_ASSERT_OK(left);
+  EXPECT_THAT((*left)->CountSchemas(), IsOkAndHolds(2));
 }
 
 TEST_F(RegistryTest, ADamagedFileIsToldClearly) {
