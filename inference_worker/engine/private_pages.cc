@@ -3,6 +3,7 @@
 #include <glog/logging.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -21,22 +22,20 @@ size_t PageStrideBytes(const KvLayout& layout) {
          kCacheLineBytes;
 }
 
-// Faults cost 12-14 us each where this was measured: all of them are taken
-// here, in one call, and none while a request is served.
+// Faults cost 12-14 us each where this was measured; this is one call for all.
+// What is present already stays as it is.
 absl::Status Populate(std::byte* base, size_t num_bytes) {
-  // Advice only: fewer TLB misses where the kernel grants it.
-  (void)madvise(base, num_bytes, MADV_HUGEPAGE);
 #ifdef MADV_POPULATE_WRITE
   if (madvise(base, num_bytes, MADV_POPULATE_WRITE) == 0) {
     return absl::OkStatus();
   }
-  if (errno != EINVAL) {  // EINVAL: a kernel before 5.14
+  if (errno != EINVAL) {
     return absl::ResourceExhaustedError(
         absl::StrCat("private KV pages: cannot populate ", num_bytes,
                      " bytes: ", std::strerror(errno)));
   }
 #endif
-  std::memset(base, 0, num_bytes);
+  // A kernel before 5.14: pages come one fault at a time when they are zeroed.
   return absl::OkStatus();
 }
 
@@ -69,21 +68,42 @@ absl::StatusOr<std::unique_ptr<PrivatePages>> PrivatePages::Create(
 }
 
 absl::Status PrivatePages::TakeMemory() {
-  const size_t num_bytes = capacity_pages_ * page_stride_bytes_;
   if (memory_->on_gpu()) {
-    PC_ASSIGN_OR_RETURN(buffer_, memory_->device()->Allocate(num_bytes));
+    PC_ASSIGN_OR_RETURN(buffer_, memory_->device()->Allocate(num_bytes()));
     base_ = buffer_.data();
+    MutexLock lock(&mu_);
+    held_bytes_ = num_bytes();
     return absl::OkStatus();
   }
-  void* base = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE,
+  void* base = mmap(nullptr, num_bytes(), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("private KV pages: cannot map ", num_bytes,
+        absl::StrCat("private KV pages: cannot map ", num_bytes(),
                      " bytes: ", std::strerror(errno)));
   }
   base_ = static_cast<std::byte*>(base);
-  return Populate(base_, num_bytes);
+  // Advice only: fewer TLB misses where the kernel grants it.
+  (void)madvise(base_, num_bytes(), MADV_HUGEPAGE);
+  return absl::OkStatus();
+}
+
+absl::Status PrivatePages::Grow(size_t used_bytes) {
+  size_t held = 0;
+  {
+    MutexLock lock(&mu_);
+    held = held_bytes_;
+  }
+  if (used_bytes <= held) return absl::OkStatus();
+  const size_t wanted =
+      std::min((used_bytes + kGrowthBytes - 1) / kGrowthBytes * kGrowthBytes,
+               num_bytes());
+  // Without the lock: two who grow at a time populate a part twice, which does
+  // nothing to it.
+  PC_RETURN_IF_ERROR(Populate(base_ + held, wanted - held));
+  MutexLock lock(&mu_);
+  held_bytes_ = std::max(held_bytes_, wanted);
+  return absl::OkStatus();
 }
 
 PrivatePages::PrivatePages(const KvLayout& layout, uint64_t capacity_pages)
@@ -100,12 +120,13 @@ PrivatePages::~PrivatePages() {
                  << " of " << capacity_pages_ << " pages were not freed";
     }
   }
-  if (!memory_->on_gpu()) munmap(base_, capacity_pages_ * page_stride_bytes_);
+  if (!memory_->on_gpu()) munmap(base_, num_bytes());
 }
 
 absl::StatusOr<std::vector<std::byte*>> PrivatePages::Allocate(
     uint64_t num_pages) {
   std::vector<std::byte*> pages;
+  size_t used_bytes = 0;  // up to the end of the highest of the pages
   {
     MutexLock lock(&mu_);
     if (num_pages > free_.size()) {
@@ -115,14 +136,18 @@ absl::StatusOr<std::vector<std::byte*>> PrivatePages::Allocate(
     }
     pages.reserve(num_pages);
     for (uint64_t i = 0; i < num_pages; ++i) {
-      pages.push_back(base_ + free_.back() * page_stride_bytes_);
+      const size_t offset = free_.back() * page_stride_bytes_;
+      used_bytes = std::max(used_bytes, offset + page_stride_bytes_);
+      pages.push_back(base_ + offset);
       free_.pop_back();
     }
   }
+  absl::Status status = Grow(used_bytes);
   // Nothing of an earlier request is ever seen by a later one.
-  if (absl::Status s = memory_->Zero(pages, layout_.page_bytes()); !s.ok()) {
+  if (status.ok()) status = memory_->Zero(pages, layout_.page_bytes());
+  if (!status.ok()) {
     Free(pages);
-    return s;
+    return status;
   }
   return pages;
 }

@@ -13,13 +13,23 @@
 namespace promptcache::worker {
 
 // The worker's own KV pages: tails (fresh and generated tokens) and everything
-// that is computed without the cache. One populated allocation with a hard
-// budget, handed out page by page, zeroed and aligned to 64 bytes. On a GPU
-// they are device memory. Thread-safe. Must outlive every use of its pages.
+// that is computed without the cache. A hard budget, handed out page by page,
+// zeroed and aligned to 64 bytes. Thread-safe. Must outlive every use of its
+// pages.
+//
+// On a GPU they are device memory, taken as a whole at once. On the CPU the
+// budget is address space: what is held is what was ever in use at one time,
+// since pages that were used before are handed out before others. It grows by
+// kGrowthBytes in one call each, so that no page fault comes while a request is
+// computed, and is kept: the next one finds it there.
 class PrivatePages {
  public:
-  // Takes all its memory now, never more than `capacity_bytes`.
-  // InvalidArgument when that is less than one page.
+  // A huge page where there are such.
+  static constexpr size_t kGrowthBytes = size_t{2} << 20;
+
+  // Never takes more than `capacity_bytes`.
+  // InvalidArgument when that is less than one page, ResourceExhausted when the
+  // system refuses it.
   // `memory` says where, and must outlive the pool; null: on the CPU.
   static absl::StatusOr<std::unique_ptr<PrivatePages>> Create(
       const KvLayout& layout, uint64_t capacity_bytes,
@@ -29,7 +39,8 @@ class PrivatePages {
   PrivatePages& operator=(const PrivatePages&) = delete;
 
   // All or nothing. ResourceExhausted, with the numbers, when there are not
-  // enough, also when the whole pool is smaller.
+  // enough, also when the whole pool is smaller, and when the system has no
+  // memory for them.
   absl::StatusOr<std::vector<std::byte*>> Allocate(uint64_t num_pages)
       ABSL_LOCKS_EXCLUDED(mu_);
   // REQUIRES: pages came from Allocate of this pool and were not freed.
@@ -43,6 +54,9 @@ class PrivatePages {
  private:
   PrivatePages(const KvLayout& layout, uint64_t capacity_pages);
   absl::Status TakeMemory();
+  // Makes the first `used_bytes` present.
+  absl::Status Grow(size_t used_bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  size_t num_bytes() const { return capacity_pages_ * page_stride_bytes_; }
 
   std::unique_ptr<KvMemory> cpu_;  // when no other was given
   KvMemory* memory_ = nullptr;
@@ -53,7 +67,10 @@ class PrivatePages {
   std::byte* base_ = nullptr;
   const uint64_t capacity_pages_;
   mutable Mutex mu_;
+  // Those that were never handed out lie at the bottom, the lowest on top.
   std::vector<uint32_t> free_ ABSL_GUARDED_BY(mu_);
+  // Present, from base_ on; all of it on a GPU.
+  size_t held_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 }  // namespace promptcache::worker
