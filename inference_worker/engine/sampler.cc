@@ -13,10 +13,126 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 float Usable(float logit) { return std::isnan(logit) ? kNever : logit; }
 
+using Candidate = std::pair<float, int32_t>;  // logit, later weight; id
+
 // A total order: best first, lower id first among equals.
-bool Better(const std::pair<float, int32_t>& a,
-            const std::pair<float, int32_t>& b) {
+bool Better(const Candidate& a, const Candidate& b) {
   return a.first > b.first || (a.first == b.first && a.second < b.second);
+}
+
+// Logits as they are chosen from: lowered where `penalized` (ascending) says.
+class PenalizedLogits {
+ public:
+  PenalizedLogits(std::span<const float> logits,
+                  std::span<const int32_t> penalized, float penalty)
+      : logits_(logits), penalized_(penalized), penalty_(penalty) {}
+
+  size_t size() const { return logits_.size(); }
+  // Calls visit(logit, id) for each token, in order of ids.
+  template <typename Visit>
+  void ForEach(Visit visit) const {
+    size_t i = 0;
+    for (const int32_t id : penalized_) {
+      if (id < 0) continue;
+      const auto at = static_cast<size_t>(id);
+      if (at >= size()) break;
+      for (; i < at; ++i) visit(Usable(logits_[i]), static_cast<int32_t>(i));
+      const float logit = Usable(logits_[i++]);
+      visit(logit > 0 ? logit / penalty_ : logit * penalty_, id);
+    }
+    for (; i < size(); ++i) visit(Usable(logits_[i]), static_cast<int32_t>(i));
+  }
+  // The lowest id of a tie.
+  Candidate Best() const {
+    Candidate best = {kNever, 0};
+    ForEach([&best](float logit, int32_t id) {
+      if (logit > best.first) best = {logit, id};
+    });
+    return best;
+  }
+
+ private:
+  const std::span<const float> logits_;
+  const std::span<const int32_t> penalized_;
+  const float penalty_;
+};
+
+// What a token is drawn from, with filters to be applied in this order.
+class Candidates {
+ public:
+  explicit Candidates(const PenalizedLogits& logits) {
+    all_.reserve(logits.size());
+    logits.ForEach(
+        [this](float logit, int32_t id) { all_.emplace_back(logit, id); });
+  }
+
+  void KeepTopK(size_t k);
+  // Turns logits into weights relative to the best one.
+  void Exponentiate(float best, float temperature);
+  void KeepTopP(float top_p);
+  void KeepMinP(float min_p);
+  int32_t Draw(double uniform);
+
+ private:
+  std::vector<Candidate> all_;
+};
+
+void Candidates::KeepTopK(size_t k) {
+  if (k == 0 || k >= all_.size()) return;
+  const auto end = all_.begin() + static_cast<std::ptrdiff_t>(k);
+  std::nth_element(all_.begin(), end, all_.end(), Better);
+  all_.erase(end, all_.end());
+}
+
+void Candidates::Exponentiate(float best, float temperature) {
+  for (Candidate& c : all_) {
+    c.first = std::exp((c.first - best) / temperature);
+  }
+}
+
+void Candidates::KeepTopP(float top_p) {
+  if (top_p >= 1) return;
+  double total = 0;
+  for (const Candidate& c : all_) total += c.first;
+  const double enough = total * top_p;
+  // A heap, not a sort: few candidates hold most of the weight.
+  const auto worse = [](const Candidate& a, const Candidate& b) {
+    return Better(b, a);
+  };
+  std::ranges::make_heap(all_, worse);
+  auto end = all_.end();
+  for (double kept = 0; kept < enough && end != all_.begin();) {
+    std::pop_heap(all_.begin(), end, worse);
+    --end;
+    kept += end->first;
+  }
+  all_.erase(all_.begin(), end);
+}
+
+void Candidates::KeepMinP(float min_p) {
+  if (min_p <= 0) return;
+  float best = 0;
+  for (const Candidate& c : all_) best = std::max(best, c.first);
+  std::erase_if(all_,
+                [&](const Candidate& c) { return c.first < best * min_p; });
+}
+
+int32_t Candidates::Draw(double uniform) {
+  // By id, so that the filters' order of work does not show.
+  if (!std::ranges::is_sorted(all_, {}, &Candidate::second)) {
+    std::ranges::sort(all_, {}, &Candidate::second);
+  }
+  double total = 0;
+  for (const Candidate& c : all_) total += c.first;
+  double left = uniform * total;
+  int32_t chosen = all_.front().second;
+  for (const Candidate& c : all_) {
+    if (c.first <= 0) continue;
+    chosen = c.second;
+    left -= c.first;
+    if (left < 0) break;
+  }
+  return chosen;
 }
 
 // The finaliser of SplitMix64: every input bit reaches every output bit.
@@ -81,89 +197,18 @@ TokenChoice Sampler::NextChoice(std::span<const int32_t> history) {
 }
 
 int32_t Sampler::Choose(std::span<const float> logits,
-                        const TokenChoice& choice) {
-  scratch_.resize(logits.size());
-  for (size_t i = 0; i < logits.size(); ++i) {
-    scratch_[i] = {Usable(logits[i]), static_cast<int32_t>(i)};
-  }
-  Penalize(choice.penalized);
-  const Candidate best = *std::ranges::min_element(scratch_, Better);
+                        const TokenChoice& choice) const {
+  const PenalizedLogits usable(logits, choice.penalized,
+                               options_.repetition_penalty);
+  const auto [best, id] = usable.Best();
   // With an infinite best there is nothing left to weigh.
-  if (options_.temperature == 0 || std::isinf(best.first)) return best.second;
-  KeepTopK();
-  Exponentiate(best.first);
-  KeepTopP();
-  KeepMinP();
-  return Draw(choice.uniform);
-}
-
-void Sampler::Penalize(std::span<const int32_t> ids) {
-  const float penalty = options_.repetition_penalty;
-  for (const int32_t id : ids) {
-    if (id < 0 || static_cast<size_t>(id) >= scratch_.size()) continue;
-    float& logit = scratch_[static_cast<size_t>(id)].first;
-    logit = logit > 0 ? logit / penalty : logit * penalty;
-  }
-}
-
-void Sampler::KeepTopK() {
-  const size_t k = options_.top_k;
-  if (k == 0 || k >= scratch_.size()) return;
-  const auto end = scratch_.begin() + static_cast<std::ptrdiff_t>(k);
-  std::nth_element(scratch_.begin(), end, scratch_.end(), Better);
-  scratch_.erase(end, scratch_.end());
-}
-
-void Sampler::Exponentiate(float best) {
-  for (Candidate& c : scratch_) {
-    c.first = std::exp((c.first - best) / options_.temperature);
-  }
-}
-
-void Sampler::KeepTopP() {
-  if (options_.top_p >= 1) return;
-  double total = 0;
-  for (const Candidate& c : scratch_) total += c.first;
-  const double enough = total * options_.top_p;
-  // A heap, not a sort: few candidates hold most of the weight.
-  const auto worse = [](const Candidate& a, const Candidate& b) {
-    return Better(b, a);
-  };
-  std::ranges::make_heap(scratch_, worse);
-  auto end = scratch_.end();
-  for (double kept = 0; kept < enough && end != scratch_.begin();) {
-    std::pop_heap(scratch_.begin(), end, worse);
-    --end;
-    kept += end->first;
-  }
-  scratch_.erase(scratch_.begin(), end);
-}
-
-void Sampler::KeepMinP() {
-  if (options_.min_p <= 0) return;
-  float best = 0;
-  for (const Candidate& c : scratch_) best = std::max(best, c.first);
-  std::erase_if(scratch_, [&](const Candidate& c) {
-    return c.first < best * options_.min_p;
-  });
-}
-
-int32_t Sampler::Draw(double uniform) {
-  // By id, so that the filters' order of work does not show.
-  if (!std::ranges::is_sorted(scratch_, {}, &Candidate::second)) {
-    std::ranges::sort(scratch_, {}, &Candidate::second);
-  }
-  double total = 0;
-  for (const Candidate& c : scratch_) total += c.first;
-  double left = uniform * total;
-  int32_t chosen = scratch_.front().second;
-  for (const Candidate& c : scratch_) {
-    if (c.first <= 0) continue;
-    chosen = c.second;
-    left -= c.first;
-    if (left < 0) break;
-  }
-  return chosen;
+  if (options_.temperature == 0 || std::isinf(best)) return id;
+  Candidates candidates(usable);
+  candidates.KeepTopK(options_.top_k);
+  candidates.Exponentiate(best, options_.temperature);
+  candidates.KeepTopP(options_.top_p);
+  candidates.KeepMinP(options_.min_p);
+  return candidates.Draw(choice.uniform);
 }
 
 std::vector<std::pair<int32_t, float>> TopLogprobs(

@@ -34,15 +34,17 @@ double UniformDraw(uint64_t seed, uint64_t step);
 // (Backend::chooses_tokens).
 struct TokenChoice {
   SamplingOptions options;
-  // What the repetition penalty applies to, each id once; ids out of the
-  // vocabulary are ignored. Points into the sampler that describes the step.
+  // What the repetition penalty applies to, each id once, ascending; ids out of
+  // the vocabulary are ignored. Points into the sampler that describes the
+  // step.
   std::span<const int32_t> penalized;
   double uniform = 0;  // UniformDraw of the step
   int32_t token = -1;  // what was chosen; of whoever chooses
 };
 
-// Thread-compatible; one per request. A logit that is not a number counts as
-// one that can never be chosen; if none can, the lowest id is returned.
+// Thread-compatible; one per request, so it keeps nothing of the vocabulary's
+// size. A logit that is not a number counts as one that can never be chosen; if
+// none can, the lowest id is returned.
 class Sampler {
  public:
   // REQUIRES: options.Validate().ok()
@@ -60,22 +62,12 @@ class Sampler {
   TokenChoice NextChoice(std::span<const int32_t> history);
   void CountStep() { ++step_; }
   // What a choice with this sampler's options comes to.
-  int32_t Choose(std::span<const float> logits, const TokenChoice& choice);
+  int32_t Choose(std::span<const float> logits,
+                 const TokenChoice& choice) const;
 
  private:
-  using Candidate = std::pair<float, int32_t>;  // logit, later weight; id
-
-  void Penalize(std::span<const int32_t> ids);
-  void KeepTopK();
-  // Turns logits into weights relative to the best one.
-  void Exponentiate(float best);
-  void KeepTopP();
-  void KeepMinP();
-  int32_t Draw(double uniform);
-
   const SamplingOptions options_;
   uint64_t step_ = 0;
-  std::vector<Candidate> scratch_;
   std::vector<int32_t> penalized_;
 };
 

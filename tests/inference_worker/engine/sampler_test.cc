@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <random>
 #include <set>
 #include <vector>
 
@@ -160,6 +162,31 @@ TEST(SamplerTest, ThePenaltyIgnoresIdsOutsideTheVocabulary) {
   EXPECT_EQ(Greedy({.repetition_penalty = 2}, {3, 2},
                    {-1, 2, std::numeric_limits<int32_t>::max()}),
             0);
+}
+
+// Against the definition, for every place that penalised ids can have.
+TEST(SamplerTest, ThePenaltyOfManyIsThatOfEach) {
+  std::mt19937 random(7);
+  std::uniform_int_distribution<int32_t> id_of(-2, 11);
+  std::uniform_int_distribution<int> logit_of(-4, 4);  // with ties
+  for (int round = 0; round < 300; ++round) {
+    std::vector<float> logits(10);
+    for (float& logit : logits) logit = static_cast<float>(logit_of(random));
+    std::vector<int32_t> history(static_cast<size_t>(round) % 12);
+    for (int32_t& id : history) id = id_of(random);
+    std::vector<float> penalized = logits;
+    for (int32_t id = 0; id < 10; ++id) {
+      if (std::ranges::find(history, id) == history.end()) continue;
+      float& logit = penalized[static_cast<size_t>(id)];
+      logit = logit > 0 ? logit / 1.5f : logit * 1.5f;
+    }
+    const SamplingOptions greedy = {.repetition_penalty = 1.5f};
+    EXPECT_EQ(Greedy(greedy, logits, history), Argmax(penalized));
+    SamplingOptions drawn = {.temperature = 1, .seed = 9};
+    const int32_t expected = Greedy(drawn, penalized, {});
+    drawn.repetition_penalty = 1.5f;
+    EXPECT_EQ(Greedy(drawn, logits, history), expected);
+  }
 }
 
 TEST(SamplerTest, ThePenaltyComesBeforeTopK) {
