@@ -162,6 +162,9 @@ absl::Status Run(const sigset_t& signals) {
 
   PC_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker,
                       Worker::Create(options));
+  // What loading and the self-check took (logits of a whole sequence, the
+  // file's vocabulary) and gave back: requests need a fraction of it.
+  malloc_trim(0);
   server_options.inference.model_info = ToProto(worker->description());
   server_options.inference.daemon_attached = [w = worker.get()] {
     return w->daemon_attached();
