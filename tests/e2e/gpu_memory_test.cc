@@ -137,12 +137,15 @@ TEST_F(GpuMemoryTest, PromotesOnTheHitAndLayersAreReadAsTheyArrive) {
 }
 
 TEST_F(GpuMemoryTest, ADaemonKilledWhileAModuleArrivesHangsNoReader) {
+  // Not before its answer has come.
+  const ScopedEnv file("PROMPTCACHE_FAULT_FILE", dir() + "/acquired");
   {
     ScopedEnv fault("PROMPTCACHE_FAULT", "arriving:kill");
     StartGpuDaemon("fd", {"--host_bytes=8MiB"});
   }
   Pages({"--count=2", "--pages=500"});
   ASSERT_TRUE(Eventually(kPatience, [&] { return Stats()->demotions() == 1; }));
+  const ScopedEnv touch("PROMPTCACHE_FAULT", "acquired:touch");
   EXPECT_THAT(Pages({"--pages=500", "--arriving"}), HasSubstr("invalid 0"));
   EXPECT_THAT(daemon().Wait(kPatience), IsOkAndHolds(std::string("signal 9")));
 }
