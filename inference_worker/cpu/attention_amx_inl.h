@@ -48,8 +48,7 @@ class AmxProducts {
   // Splits the rotated queries [num_rows][head_dim].
   void SetQueries(const float* queries, uint32_t num_rows) {
     for (uint32_t row = 0; row < num_rows; ++row) {
-      uint16_t* const high =
-          queries_ + row / kRows * QueryTileElements() + row % kRows * kGroup;
+      uint16_t* const high = QueryRow(row);
       uint16_t* const low = high + dim_groups_ * kTileElements;
       const float* const query = queries + row * size_t{dim_};
       for (uint32_t g = 0; g < dim_groups_; ++g) {
@@ -58,6 +57,53 @@ class AmxProducts {
         const __m512 b = half ? _mm512_setzero_ps()
                               : _mm512_loadu_ps(query + g * kGroup + 16);
         Split(a, b, high + g * kTileElements, low + g * kTileElements);
+      }
+    }
+  }
+
+  // Whether SetRotatedQueries can: all of a head is turned, element i with
+  // i + head_dim / 2, and either half is whole groups.
+  static bool Rotates(const RopeView& rope, uint32_t head_dim) {
+    return rope.table != nullptr && !rope.interleaved &&
+           2 * rope.num_pairs == head_dim && rope.num_pairs % kGroup == 0;
+  }
+
+  // Rotates and splits the queries [num_heads][head_dim] of one token, which
+  // are rows `row` and on. Every view that stands elsewhere wants it anew: what
+  // is rotated does not go through memory.
+  template <class Turn>
+  void SetRotatedQueries(const Turn& turn, const float* queries, uint32_t row,
+                         uint32_t num_heads) {
+    const __m512 cosine_scale = _mm512_set1_ps(turn.cosine_scale);
+    const __m512 sine_scale = _mm512_set1_ps(turn.sine_scale);
+    const size_t to_low = dim_groups_ * kTileElements;
+    const size_t to_second = dim_groups_ / 2 * kTileElements;
+    for (uint32_t i = 0; i < turn.pairs; i += kGroup) {
+      __m512 c[2];
+      __m512 s[2];
+      PROMPTCACHE_UNROLL
+      for (uint32_t j = 0; j < 2; ++j) {
+        const uint32_t at = i + 16 * j;
+        c[j] = _mm512_mul_ps(_mm512_loadu_ps(turn.cosines + at), cosine_scale);
+        s[j] = _mm512_mul_ps(_mm512_loadu_ps(turn.sines + at), sine_scale);
+      }
+      for (uint32_t head = 0; head < num_heads; ++head) {
+        const float* const query = queries + head * size_t{dim_} + i;
+        __m512 first[2];
+        __m512 second[2];
+        PROMPTCACHE_UNROLL
+        for (uint32_t j = 0; j < 2; ++j) {
+          const __m512 a = _mm512_loadu_ps(query + 16 * j);
+          const __m512 b = _mm512_loadu_ps(query + turn.pairs + 16 * j);
+          // As Elementwise::Rotate has it.
+          first[j] =
+              _mm512_sub_ps(_mm512_mul_ps(a, c[j]), _mm512_mul_ps(b, s[j]));
+          second[j] =
+              _mm512_add_ps(_mm512_mul_ps(b, c[j]), _mm512_mul_ps(a, s[j]));
+        }
+        uint16_t* const to = QueryRow(row + head) + i / kGroup * kTileElements;
+        Split(first[0], first[1], to, to + to_low);
+        Split(second[0], second[1], to + to_second, to + to_second + to_low);
       }
     }
   }
@@ -136,6 +182,10 @@ class AmxProducts {
   static constexpr size_t kTileElements = kRows * kGroup;
 
   size_t QueryTileElements() const { return 2 * dim_groups_ * kTileElements; }
+  // The first group of a row's high halves.
+  uint16_t* QueryRow(uint32_t row) const {
+    return queries_ + row / kRows * QueryTileElements() + row % kRows * kGroup;
+  }
 
   static __m512 Widen(__m256bh x) {
     __m256i bits;

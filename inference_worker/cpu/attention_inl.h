@@ -139,6 +139,7 @@ class Attention {
     entered_ = true;
     frame_ = view.position_offset;
     rotated_tokens_ = 0;
+    products_rotated_ = false;
   }
 
   // Rotates the queries of packed rows [0, end) that are not yet: just before
@@ -147,8 +148,6 @@ class Attention {
   void RotateRows(uint32_t end) {
     const uint32_t tokens = (end + task_.heads_per_kv - 1) / task_.heads_per_kv;
     if (rotated_tokens_ >= tokens) return;
-    // Logits in base 2.
-    const float scale = task_.scale * 1.44269504f;
     const size_t token_floats = size_t{task_.heads_per_kv} * task_.head_dim;
     const uint32_t ahead = tokens - rotated_tokens_;
     for (; rotated_tokens_ < tokens; ++rotated_tokens_) {
@@ -156,13 +155,29 @@ class Attention {
       if (token + ahead < task_.num_rows)
         PrefetchQueries(token + ahead, frame_);
       E::Rotate(QueryOf(token), task_.rope, PositionOf(token) - frame_,
-                task_.head_dim, task_.heads_per_kv, scale,
+                task_.head_dim, task_.heads_per_kv, QueryScale(),
                 queries_ + token * token_floats);
     }
-    if constexpr (Products::kUsed) {
-      if (tokens == task_.num_rows) {
-        products_.SetQueries(queries_, packed_rows_);
-      }
+  }
+
+  // Logits in base 2.
+  float QueryScale() const { return task_.scale * 1.44269504f; }
+
+  // The same for Products, of all rows: straight to where they are multiplied,
+  // where Products can, which depends on the model alone.
+  void RotateForProducts() {
+    if (products_rotated_) return;
+    products_rotated_ = true;
+    if (!Products::Rotates(task_.rope, task_.head_dim)) {
+      RotateRows(packed_rows_);
+      products_.SetQueries(queries_, packed_rows_);
+      return;
+    }
+    for (uint32_t token = 0; token < task_.num_rows; ++token) {
+      const auto turn =
+          E::TurnTo(task_.rope, PositionOf(token) - frame_, QueryScale());
+      products_.SetRotatedQueries(
+          turn, QueryOf(token), token * task_.heads_per_kv, task_.heads_per_kv);
     }
   }
 
@@ -322,7 +337,7 @@ class Attention {
   void ProductTile(uint32_t tokens, uint32_t begin, uint32_t end,
                    float* state) {
     constexpr uint32_t kTile = Products::kRows;
-    RotateRows(packed_rows_);
+    RotateForProducts();
     products_.SetTile(task_, tokens_, tokens);
     for (uint32_t tile = begin / kTile; tile * kTile < end; ++tile) {
       const uint32_t base = tile * kTile;
@@ -576,8 +591,9 @@ class Attention {
   const std::byte* tokens_[kTileTokens];  // of the tile, in their pages
   bool entered_ = false;
   int32_t frame_ = 0;
-  uint32_t rotated_tokens_ = 0;  // of the task's first ones, into frame_
-  int32_t tile_position_ = 0;    // of the tile's first token, in the plan
+  uint32_t rotated_tokens_ = 0;    // of the task's first ones, into frame_
+  bool products_rotated_ = false;  // into frame_, for Products
+  int32_t tile_position_ = 0;      // of the tile's first token, in the plan
 };
 
 template <class S, class Products = NoProducts>

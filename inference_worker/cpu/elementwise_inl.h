@@ -256,13 +256,7 @@ struct Elementwise {
                      float* out) {
     const uint32_t pairs = rope.table == nullptr ? 0 : rope.num_pairs;
     if (pairs > 0) {
-      const bool negative = position < 0;
-      const size_t row = static_cast<size_t>(negative ? -position : position);
-      const Turn turn = {.cosines = rope.table + row * 2 * pairs,
-                         .sines = rope.table + row * 2 * pairs + pairs,
-                         .cosine_scale = scale,
-                         .sine_scale = negative ? -scale : scale,
-                         .pairs = pairs};
+      const Turn turn = TurnTo(rope, position, scale);
       if (rope.interleaved) {
         TurnHeads<true>(turn, x, head_dim, num_heads, out);
       } else {
@@ -284,6 +278,18 @@ struct Elementwise {
     float sine_scale = 1.0f;
     uint32_t pairs = 0;
   };
+
+  // For a rope that has pairs.
+  static Turn TurnTo(const RopeView& rope, int32_t position, float scale) {
+    const bool negative = position < 0;
+    const size_t row = static_cast<size_t>(negative ? -position : position);
+    const float* const cosines = rope.table + row * 2 * rope.num_pairs;
+    return {.cosines = cosines,
+            .sines = cosines + rope.num_pairs,
+            .cosine_scale = scale,
+            .sine_scale = negative ? -scale : scale,
+            .pairs = rope.num_pairs};
+  }
 
   // Element i pairs with i + pairs, interleaved 2i with 2i + 1. The angle's
   // vectors are loaded once for all heads.
