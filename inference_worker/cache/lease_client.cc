@@ -159,8 +159,7 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
     return absl::InternalError("the daemon answered something else");
   }
   FaultPoint("acquired");
-  const absl::Status taken =
-      lease->Take(response.acquire(), 0, args.keys.size());
+  absl::Status taken = lease->Take(response.acquire(), 0, args.keys.size());
   if (!taken.ok()) {
     LOG(ERROR) << "the session ends: " << taken;
     stream.Break(taken);
@@ -172,6 +171,7 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
 LeaseClient::~LeaseClient() {
   session_->Unwatch(request_id_);
   std::vector<uint64_t> open;
+  open.reserve(open_reservations_.size());
   for (const auto& [id, module] : open_reservations_) open.push_back(id);
   Abort(open);
   for (const uint64_t lease_id : lease_ids_) session_->Release(lease_id);

@@ -206,7 +206,7 @@ void PlanExecution::PushStates(const ContextItem& item,
 
 void PlanExecution::PushRun(Run run) {
   rows_left_ += run.tokens.size();
-  runs_.push_back(std::move(run));
+  runs_.push_back(run);
 }
 
 void PlanExecution::ZeroUnusedSlots(size_t module) {
@@ -295,7 +295,7 @@ void PlanExecution::EncodeModule(size_t module,
     run.own.num_tokens = 0;
     run.write_pages =
         draft.kept ? modules_[module].write.data() : temp.write.data();
-    PushRun(std::move(run));
+    PushRun(run);
   }
 }
 
