@@ -29,6 +29,7 @@
 #include "common/port_file.h"
 #include "common/program_usage.h"
 #include "common/status_macros.h"
+#include "common/stop_signals.h"
 #include "cuda/runtime/gpus.h"
 #include "glog/logging.h"
 
@@ -210,12 +211,7 @@ int main(int argc, char** argv) {
   // Large messages would be mapped and faulted anew each time.
   ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 128 << 20);
-  // Before any thread is there: all of them inherit it.
-  sigset_t ending;
-  sigemptyset(&ending);
-  sigaddset(&ending, SIGTERM);
-  sigaddset(&ending, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &ending, nullptr);
+  promptcache::StopSignals signals("promptcache-daemon");
   ::signal(SIGPIPE, SIG_IGN);
 
   RaiseDescriptorLimit();
@@ -231,6 +227,7 @@ int main(int argc, char** argv) {
   LOG(INFO) << "promptcache-daemon " << options->ToString();
   const promptcache::RealClock clock;
   const auto server = DaemonServer::Create(*options, &clock);
+  signals.Defer();
   if (!server.ok()) return Fail(server.status(), 1);
   const absl::Status written = promptcache::WritePortFile(
       absl::GetFlag(FLAGS_port_file), (*server)->listen_port());
@@ -238,9 +235,7 @@ int main(int argc, char** argv) {
   LOG(INFO) << "serving workers on " << options->socket_path
             << ", operators on port " << (*server)->listen_port()
             << ", as daemon " << (*server)->daemon_id();
-  int signal_number = 0;
-  sigwait(&ending, &signal_number);
-  LOG(INFO) << "signal " << signal_number << ": stopping";
+  LOG(INFO) << "signal " << signals.Wait() << ": stopping";
   (*server)->Shutdown();
   LOG(INFO) << "stopped";
   return 0;

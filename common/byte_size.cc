@@ -1,11 +1,13 @@
 #include "common/byte_size.h"
 
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/strings.h"
 
 namespace promptcache {
@@ -55,6 +57,17 @@ std::string FormatByteSize(uint64_t num_bytes) {
     }
   }
   return absl::StrCat(num_bytes);
+}
+
+std::string RoundedByteSize(uint64_t num_bytes) {
+  for (const Unit& unit : kUnits) {
+    if (num_bytes >> unit.shift == 0) continue;
+    const double value =
+        std::ldexp(static_cast<double>(num_bytes), -unit.shift);
+    const bool whole = value >= 100 || value == std::floor(value);
+    return absl::StrFormat(whole ? "%.0f %s" : "%.1f %s", value, unit.name);
+  }
+  return absl::StrCat(num_bytes, " B");
 }
 
 bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* error) {

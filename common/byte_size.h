@@ -15,6 +15,8 @@ namespace promptcache {
 absl::StatusOr<uint64_t> ParseByteSize(std::string_view text);
 // The shortest exact form that ParseByteSize reads back.
 std::string FormatByteSize(uint64_t num_bytes);
+// For people: "1.5 GiB", "640 KiB", "12 B".
+std::string RoundedByteSize(uint64_t num_bytes);
 
 // For ABSL_FLAG.
 struct ByteSize {

@@ -2,8 +2,6 @@
 // started at any moment.
 
 #include <malloc.h>
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -23,6 +21,7 @@
 #include "common/port_file.h"
 #include "common/program_usage.h"
 #include "common/status_macros.h"
+#include "common/stop_signals.h"
 #include "glog/logging.h"
 #include "inference_worker/engine/compute_device.h"
 #include "inference_worker/serving/proto_convert.h"
@@ -146,7 +145,7 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
   return options;
 }
 
-absl::Status Run(const sigset_t& signals) {
+absl::Status Run(StopSignals& signals) {
   PC_ASSIGN_OR_RETURN(Worker::Options options, OptionsFromFlags());
   PC_ASSIGN_OR_RETURN(const std::unique_ptr<ComputeDevice> device,
                       ComputeDevice::Open(absl::GetFlag(FLAGS_device)));
@@ -173,6 +172,7 @@ absl::Status Run(const sigset_t& signals) {
       const std::unique_ptr<WorkerServer> server,
       WorkerServer::Create(server_options, worker->compiler(),
                            worker->scheduler(), worker->registry()));
+  signals.Defer();
   PC_RETURN_IF_ERROR(
       WritePortFile(absl::GetFlag(FLAGS_port_file), server->port()));
   LOG(INFO) << "serving " << worker->description().name << " ("
@@ -180,9 +180,7 @@ absl::Status Run(const sigset_t& signals) {
             << worker->description().num_threads << " threads) on port "
             << server->port();
 
-  int signal = 0;
-  sigwait(&signals, &signal);
-  LOG(INFO) << "signal " << signal << ": finishing what runs";
+  LOG(INFO) << "signal " << signals.Wait() << ": finishing what runs";
   const bool drained = server->Shutdown(absl::GetFlag(FLAGS_drain_timeout));
   LOG(INFO) << (drained ? "all requests are done"
                         : "requests that ran too long were cancelled");
@@ -211,13 +209,7 @@ int main(int argc, char** argv) {
                  rest[1]);
     return 2;
   }
-  // Before any thread is made, so that only sigwait gets them.
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-
+  promptcache::StopSignals signals("promptcache-worker");
   const absl::Status status = promptcache::worker::Run(signals);
   if (status.ok()) return 0;
   // The last word, alone: `promptcache up` shows it.

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/available_memory.h"
+#include "common/byte_size.h"
 #include "common/page_sum.h"
 #include "common/status_macros.h"
 #include "common/strings.h"
@@ -15,6 +17,10 @@ namespace promptcache::daemon {
 namespace {
 
 constexpr uint64_t kSystemPageBytes = 4096;
+
+uint64_t SaturatingSum(uint64_t a, uint64_t b) {
+  return b > UINT64_MAX - a ? UINT64_MAX : a + b;
+}
 
 // Calls fn(segment, page) for every page of the runs, in order.
 template <typename Fn>
@@ -106,6 +112,15 @@ absl::Status PagePool::Options::Validate() const {
   return absl::OkStatus();
 }
 
+uint64_t PagePool::Options::cpu_bytes() const {
+  if (!devices.empty() && devices.front()->is_cuda()) return host_bytes;
+  uint64_t bytes = host_bytes;
+  for (size_t i = 0; i < std::max<size_t>(devices.size(), 1); ++i) {
+    bytes = SaturatingSum(bytes, device_bytes);
+  }
+  return bytes;
+}
+
 absl::Status PagePool::AddTier(const char* name, uint64_t tier_bytes,
                                const Options& options, PlaceOfSegment place) {
   gpu::Device* const device = devices_[place.device];
@@ -144,6 +159,14 @@ absl::Status PagePool::AddTier(const char* name, uint64_t tier_bytes,
 absl::StatusOr<std::unique_ptr<PagePool>> PagePool::Create(
     const Options& options) {
   PC_RETURN_IF_ERROR(options.Validate());
+  PC_RETURN_IF_ERROR(
+      CheckMemory(options.host_bytes == 0 ? "--device_bytes"
+                                          : "--device_bytes and --host_bytes",
+                  options.cpu_bytes(),
+                  options.available_bytes.value_or(SaturatingSum(
+                      AvailableMemoryBytes(), FreeHugePageBytes()))));
+  LOG(INFO) << "page pool: taking " << RoundedByteSize(options.cpu_bytes())
+            << " of the CPU's memory";
   std::unique_ptr<PagePool> pool(new PagePool());
   pool->devices_ = options.devices;
   if (options.devices.empty()) {

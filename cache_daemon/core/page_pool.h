@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,10 +51,17 @@ class PagePool {
     // How a GPU's segments are exported: these kinds in turn. Empty: as
     // descriptors where the GPU can, else by CUDA IPC.
     std::vector<gpu::HandleKind> handles;
+    // What the CPU's tiers may take in all. Unset: what the machine and the
+    // groups that the process is in have left, and reserved huge pages.
+    std::optional<uint64_t> available_bytes;
 
     absl::Status Validate() const;
+    // Of the CPU's memory: the host tier, and device tiers without a GPU.
+    // UINT64_MAX when it does not fit in 64 bits.
+    uint64_t cpu_bytes() const;
   };
-  // ResourceExhausted when the machine has not that much memory.
+  // ResourceExhausted when the machine has not that much memory, in all: told
+  // before any is taken.
   static absl::StatusOr<std::unique_ptr<PagePool>> Create(
       const Options& options);
   PagePool(const PagePool&) = delete;

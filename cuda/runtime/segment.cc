@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/available_memory.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
 
@@ -49,17 +50,6 @@ bool SharedHugePagesAllowed() {
     if (word.front() == '[') return word != "[never]" && word != "[deny]";
   }
   return false;
-}
-
-// Populating more than there is would not fail but invoke the OOM killer.
-uint64_t AvailableMemoryBytes() {
-  std::ifstream in("/proc/meminfo");
-  std::string name;
-  uint64_t kib = 0;
-  while (in >> name) {
-    if (name == "MemAvailable:" && in >> kib) return kib * 1024;
-  }
-  return UINT64_MAX;
 }
 
 // Makes every page present and mapped. In one call: page faults one by one
@@ -129,16 +119,16 @@ absl::StatusOr<HostSegment> HostSegment::Create(const char* name,
   if (bytes == 0) {
     return absl::InvalidArgumentError("a segment has at least one byte");
   }
-  if (const uint64_t available = AvailableMemoryBytes(); bytes > available) {
-    return absl::ResourceExhaustedError(absl::StrCat("a segment of ", bytes,
-                                                     " bytes: the machine has ",
-                                                     available, " left"));
-  }
   absl::StatusOr<Mapping> mapping = absl::ResourceExhaustedError("not tried");
   if (bytes % kHugePageBytes == 0) {
     mapping = MapNew(name, bytes, /*hugetlb=*/true);
   }
-  if (!mapping.ok()) mapping = MapNew(name, bytes, /*hugetlb=*/false);
+  if (!mapping.ok()) {
+    // Populating more than there is would not fail but invoke the OOM killer.
+    PC_RETURN_IF_ERROR(
+        CheckMemory("a segment of memory", bytes, AvailableMemoryBytes()));
+    mapping = MapNew(name, bytes, /*hugetlb=*/false);
+  }
   if (!mapping.ok()) return mapping.status();
 
   HostSegment segment;

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/available_memory.h"
+#include "common/status_macros.h"
 
 namespace promptcache::worker::cpu {
 namespace {
@@ -14,9 +16,17 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 }  // namespace
 
-absl::StatusOr<PopulatedMemory> PopulatedMemory::Allocate(size_t num_bytes) {
+absl::StatusOr<PopulatedMemory> PopulatedMemory::Allocate(
+    size_t num_bytes, std::optional<uint64_t> available_bytes) {
   PopulatedMemory memory;
   if (num_bytes == 0) return memory;
+  // Populating more than there is does not fail, it has somebody killed. What
+  // is small is not worth the look.
+  if (num_bytes >= kHugePage) {
+    PC_RETURN_IF_ERROR(
+        CheckMemory("memory to compute with", num_bytes,
+                    available_bytes.value_or(AvailableMemoryBytes())));
+  }
   // Mapped first, advised, then populated: MAP_POPULATE would fault small
   // pages in before the advice is given.
   void* data = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE,

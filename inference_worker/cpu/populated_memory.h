@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -12,8 +14,10 @@ namespace promptcache::worker::cpu {
 // to a page. A move-only handle; default-constructed: empty.
 class PopulatedMemory {
  public:
-  // ResourceExhausted when the system refuses.
-  static absl::StatusOr<PopulatedMemory> Allocate(size_t num_bytes);
+  // ResourceExhausted when the system refuses, or has less than that left:
+  // `available_bytes`, or what it says itself.
+  static absl::StatusOr<PopulatedMemory> Allocate(
+      size_t num_bytes, std::optional<uint64_t> available_bytes = {});
   PopulatedMemory() = default;
   ~PopulatedMemory() { Reset(); }
   PopulatedMemory(PopulatedMemory&& other) noexcept {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/available_memory.h"
 #include "common/byte_size.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
@@ -209,6 +210,11 @@ absl::Status Worker::Connect(const Options& options) {
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const Options& options) {
   PC_RETURN_IF_ERROR(options.Validate());
+  if (options.device->gpu() == nullptr) {
+    // Now, and not after minutes of packing weights.
+    PC_RETURN_IF_ERROR(CheckMemory("--tail_bytes", options.tail_bytes,
+                                   AvailableMemoryBytes()));
+  }
   std::unique_ptr<Worker> worker(new Worker());
   {
     // The file is not needed once its weights are packed.

@@ -33,5 +33,14 @@ TEST(ByteSizeTest, WhatIsWrittenIsReadBack) {
   EXPECT_EQ(FormatByteSize(uint64_t{8} << 30), "8GiB");
 }
 
+TEST(ByteSizeTest, IsRoundedForPeople) {
+  EXPECT_EQ(RoundedByteSize(12), "12 B");
+  EXPECT_EQ(RoundedByteSize(640 << 10), "640 KiB");
+  EXPECT_EQ(RoundedByteSize(uint64_t{3} << 29), "1.5 GiB");
+  EXPECT_EQ(RoundedByteSize(uint64_t{900} << 30), "900 GiB");
+  EXPECT_EQ(RoundedByteSize((uint64_t{900} << 30) + 1), "900 GiB");
+  EXPECT_EQ(RoundedByteSize(UINT64_MAX), "16777216 TiB");
+}
+
 }  // namespace
 }  // namespace promptcache

@@ -14,6 +14,7 @@ namespace promptcache::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::StartsWith;
 using Json = nlohmann::json;
@@ -30,9 +31,10 @@ class CliTest : public NodeTest {
   // Starts `promptcache ARGS`, standard output and error kept apart.
   absl::StatusOr<ChildProcess> StartCli(std::vector<std::string> args) {
     base_ = absl::StrCat(dir(), "/cli", runs_++);
-    args.insert(args.begin(),
-                {"-c", "exec \"$0\" \"$@\" 2>" + base_ + ".err </dev/null",
-                 std::string(PROMPTCACHE_BIN) + "promptcache"});
+    args.insert(
+        args.begin(),
+        {"-c", shell_ + "exec \"$0\" \"$@\" 2>" + base_ + ".err </dev/null",
+         std::string(PROMPTCACHE_BIN) + "promptcache"});
     return ChildProcess::Start({.program = "/bin/sh",
                                 .args = std::move(args),
                                 .log_path = base_ + ".out"});
@@ -51,6 +53,7 @@ class CliTest : public NodeTest {
     return path;
   }
 
+  std::string shell_;  // what a shell does before each command: "ulimit ...;"
   std::string base_;
   int runs_ = 0;
 };
@@ -461,6 +464,27 @@ TEST_F(CliTest, AServerThatCannotStartSaysWhyAlone) {
   EXPECT_EQ(result.ended, "exit status 1");
   EXPECT_THAT(result.error, HasSubstr("the worker ended: "));
   EXPECT_THAT(result.error, HasSubstr("no.gguf"));
+}
+
+TEST_F(CliTest, MoreMemoryThanThereIsIsRefusedAtOnce) {
+  UseTinyModel();
+  shell_ = "ulimit -v 4000000; ";  // nobody is harmed where it is not refused
+  const std::vector<std::string> up{
+      "up",       "--model",     model_path(), "--dir",      dir() + "/up",
+      "--worker", "127.0.0.1:0", "--daemon",   "127.0.0.1:0"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), up.begin(), up.end());
+    return Cli(std::move(more));
+  };
+  CliResult result = with({"--memory", "900TiB"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.error,
+              MatchesRegex(".*the daemon ended: --memory: 900 TiB asked, [0-9."
+                           "]+ [KMGT]iB available .*\n"));
+  result = with({"--memory", "64MiB", "--worker-arg=--tail_bytes=900TiB"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.error, HasSubstr("the worker ended: --tail_bytes: 900 TiB "
+                                      "asked, "));
 }
 
 TEST_F(CliTest, TheServersHelpAndVersionAreFine) {

@@ -93,9 +93,12 @@ absl::Status LocalNode::WaitServing(
   const absl::Time deadline = absl::Now() + options.start_timeout;
   const std::string& listen =
       server == &daemon_ ? options.daemon_listen : options.worker_listen;
+  const std::string task = server == &daemon_ && !options.daemon_task.empty()
+                               ? ", " + options.daemon_task
+                               : "";
   while (absl::Now() < deadline) {
     PC_RETURN_IF_ERROR(CheckAlive());
-    tell(absl::StrCat("starting the ", server->name));
+    tell(absl::StrCat("starting the ", server->name, task));
     const std::string port = ReadPort(server->port_path);
     if (!port.empty()) {
       server->address = absl::StrCat(HostOf(listen), ":", port);

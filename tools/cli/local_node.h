@@ -24,6 +24,7 @@ class LocalNode {
     std::string daemon_listen = "127.0.0.1:0";
     std::vector<std::string> daemon_args;  // passed on as they are
     std::vector<std::string> worker_args;
+    std::string daemon_task;  // what its start takes time for; may be empty
     absl::Duration start_timeout = absl::Seconds(120);
   };
 

@@ -4,13 +4,16 @@
 #include <random>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "cache_daemon/core/page_pool.h"
+#include "common/byte_size.h"
 #include "gtest/gtest.h"
 #include "tests/support/status_matchers.h"
 
 namespace promptcache::daemon {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -223,6 +226,26 @@ TEST(PagePoolTest, BudgetsAreMetByTheSumOfSegments) {
   EXPECT_EQ((*pool)->tier(2), Tier::kDevice);
   EXPECT_EQ((*pool)->tier(3), Tier::kHost);
   EXPECT_EQ((*pool)->kind(Tier::kNone), "none");
+}
+
+TEST(PagePoolTest, MoreThanThereIsInAllIsRefusedBeforeAnyIsTaken) {
+  // No segment alone is too large.
+  PagePool::Options options{.device_bytes = 8 * kPage,
+                            .host_bytes = 8 * kPage,
+                            .segment_bytes = 4 * kPage,
+                            .available_bytes = 16 * kPage};
+  PC_EXPECT_OK(PagePool::Create(options));
+  options.available_bytes = 15 * kPage;
+  EXPECT_THAT(PagePool::Create(options),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr(absl::StrCat(
+                                 RoundedByteSize(16 * kPage), " asked, ",
+                                 RoundedByteSize(15 * kPage), " available")),
+                             HasSubstr("--host_bytes"))));
+  // And what does not fit in 64 bits.
+  options.device_bytes = UINT64_MAX - kPage;
+  EXPECT_THAT(PagePool::Create(options),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("")));
 }
 
 TEST(PagePoolTest, AReaderSeesStampsThroughItsOwnMapping) {
