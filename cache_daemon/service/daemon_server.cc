@@ -152,6 +152,7 @@ absl::Status DaemonServer::Options::Validate() const {
   if (socket_path.empty()) {
     return absl::InvalidArgumentError("--socket must not be empty");
   }
+  if (!listen.empty()) PC_RETURN_IF_ERROR(rpc::CheckListen(listen));
   if (!listen.empty() && !insecure_listen && !rpc::IsLoopbackAddress(listen)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--listen=", listen,

@@ -2,11 +2,21 @@
 
 #include <arpa/inet.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/strings.h"
 
 namespace promptcache::rpc {
+namespace {
+
+constexpr uint32_t kMaxPort = 65535;
+
+}  // namespace
 
 std::string UnixTarget(std::string_view path) {
   constexpr char kHex[] = "0123456789ABCDEF";
@@ -23,6 +33,46 @@ std::string UnixTarget(std::string_view path) {
     }
   }
   return target;
+}
+
+absl::Status CheckAddress(std::string_view address) {
+  const absl::string_view text = ToAbsl(address);
+  if (absl::StartsWith(text, "unix:") ||
+      absl::StartsWith(text, "unix-abstract:")) {
+    return absl::OkStatus();
+  }
+  const auto wrong = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the address \"", text, "\" ", why));
+  };
+  const size_t colon = text.rfind(':');
+  if (colon == absl::string_view::npos || colon == 0 ||
+      absl::EndsWith(text, "]")) {
+    return wrong("is not HOST:PORT");
+  }
+  const absl::string_view port = text.substr(colon + 1);
+  uint32_t number = 0;
+  if (port.empty() || !std::ranges::all_of(port, absl::ascii_isdigit)) {
+    return wrong("is not HOST:PORT");
+  }
+  if (!absl::SimpleAtoi(port, &number) || number > kMaxPort) {
+    return wrong(
+        absl::StrCat("has the port ", port, ": ports end at ", kMaxPort));
+  }
+  const absl::string_view host = text.substr(0, colon);
+  for (const char* scheme : {"dns:", "ipv4:", "ipv6:", "["}) {
+    if (absl::StartsWith(host, scheme)) return absl::OkStatus();
+  }
+  if (absl::StrContains(host, ":")) {
+    return wrong("is not HOST:PORT; IPv6 hosts stand in brackets, [::1]:7070");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckListen(std::string_view address) {
+  const absl::Status status = CheckAddress(address);
+  return absl::Status(status.code(),
+                      absl::StrCat("--listen: ", status.message()));
 }
 
 bool IsLoopbackAddress(std::string_view address) {

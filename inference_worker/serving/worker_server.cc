@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/endpoints.h"
+#include "common/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 
@@ -26,6 +27,7 @@ void SetServing(grpc::Server* server, bool serving) {
 }  // namespace
 
 absl::Status WorkerServer::Options::Validate() const {
+  if (!listen.empty()) PC_RETURN_IF_ERROR(rpc::CheckListen(listen));
   if (listen.empty() || insecure_listen || rpc::IsLoopbackAddress(listen)) {
     return absl::OkStatus();
   }

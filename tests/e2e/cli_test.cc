@@ -47,6 +47,19 @@ class CliTest : public NodeTest {
             .out = process->Log(),
             .error = ReadFileOrDie(base_ + ".err")};
   }
+  // A server that ends by itself; what it says is in `out`.
+  CliResult Server(const std::string& program,
+                   const std::vector<std::string>& flags) {
+    auto process = ChildProcess::Start(
+        {.program = PROMPTCACHE_BIN + program,
+         .args = flags,
+         .log_path = absl::StrCat(dir(), "/server", runs_++)});
+    if (!process.ok()) return {.ended = process.status().ToString()};
+    auto ended = process->Wait(absl::Seconds(60));
+    return {.ended = ended.ok() ? *ended : ended.status().ToString(),
+            .out = process->Log(),
+            .error = ""};
+  }
   std::string File(const std::string& name, const std::string& text) {
     const std::string path = dir() + "/" + name;
     std::ofstream(path) << text;
@@ -90,6 +103,32 @@ TEST_F(CliTest, AWrongCommandLineIsExitTwo) {
       Cli({"schema", "bogus"}).error,
       HasSubstr("unknown command bogus; see promptcache schema --help"));
   EXPECT_THAT(Cli({}).error, HasSubstr("no command is given"));
+}
+
+TEST_F(CliTest, APortThatIsNoneIsAWrongCommandLine) {
+  for (const char* flag : {"--worker", "--daemon"}) {
+    for (const char* command : {"stats", "up"}) {
+      const CliResult result = Cli({command, flag, "127.0.0.1:80000"});
+      EXPECT_EQ(result.ended, "exit status 2") << command;
+      EXPECT_THAT(result.error,
+                  HasSubstr(absl::StrCat(flag,
+                                         ": the address \"127.0.0.1:80000"
+                                         "\" has the port 80000: ports end at "
+                                         "65535")));
+    }
+  }
+  const std::string listen = "--listen=127.0.0.1:80000";
+  CliResult result =
+      Server("promptcache-worker", {listen, "--model=none", "--device=cpu"});
+  EXPECT_EQ(result.ended, "exit status 2");
+  EXPECT_THAT(result.out,
+              HasSubstr("promptcache-worker: --listen: the address"));
+  result = Server("promptcache-daemon",
+                  {listen, "--device=cpu", "--socket=" + dir() + "/d.sock",
+                   "--db=" + dir() + "/registry.db"});
+  EXPECT_EQ(result.ended, "exit status 2");
+  EXPECT_THAT(result.out,
+              HasSubstr("promptcache-daemon: --listen: the address"));
 }
 
 TEST_F(CliTest, AWrongCommandLineIsJsonToo) {

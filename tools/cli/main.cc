@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "common/rpc/endpoints.h"
 #include "glog/logging.h"
 #include "tools/cli/app.h"
 #include "tools/cli/cli_status.h"
@@ -55,6 +56,11 @@ std::string UsageFault(const CLI::App& app, const CLI::ParseError& error) {
   return fault + "; see " + NameOf(*command) + " --help";
 }
 
+// For CLI11: empty when it is none.
+std::string AddressFault(const std::string& address) {
+  return std::string(promptcache::rpc::CheckAddress(address).message());
+}
+
 bool WantsJson(int argc, char** argv) {
   return std::any_of(argv + 1, argv + argc, [](std::string_view argument) {
     return argument == "--json";
@@ -81,8 +87,10 @@ int main(int argc, char** argv) {
   app.add_flag("--json", globals.json,
                "print results as JSON on standard output");
   app.add_option("--worker", globals.worker, "where the worker listens")
+      ->check(AddressFault)
       ->capture_default_str();
   app.add_option("--daemon", globals.daemon, "where the daemon listens")
+      ->check(AddressFault)
       ->capture_default_str();
   app.add_option("--connect-timeout", globals.connect_timeout_s,
                  "seconds to wait for a server to answer")
