@@ -147,6 +147,13 @@ absl::StatusOr<std::unique_ptr<Registry>> Registry::Open(const Options& options,
     return absl::PermissionDeniedError(absl::StrCat(
         "registry folder ", folder.string(), ": ", error.message()));
   }
+  PC_ASSIGN_OR_RETURN(
+      FileLock lock,
+      FileLock::Take(
+          options.path + ".lock",
+          {.who = "another daemon",
+           .does = absl::StrCat("keeps its registry in ", options.path,
+                                ": stop it, or choose another --db")}));
   absl::StatusOr<SqliteDb> db = SqliteDb::Open(options.path);
   if (!db.ok()) return Explain(options.path, db.status());
   if (const absl::Status made = CheckOrMakeTables(options.path, &*db);
@@ -155,14 +162,18 @@ absl::StatusOr<std::unique_ptr<Registry>> Registry::Open(const Options& options,
   }
   PC_RETURN_IF_ERROR(db->Exec("PRAGMA synchronous=FULL"));
   std::unique_ptr<Registry> registry(
-      new Registry(options, clock, *std::move(db)));
+      new Registry(options, clock, std::move(lock), *std::move(db)));
   PC_ASSIGN_OR_RETURN(registry->modules_,
                       ModuleLog::Create(options.module_log, options.path));
   return registry;
 }
 
-Registry::Registry(const Options& options, const Clock* clock, SqliteDb db)
-    : options_(options), clock_(clock), db_(std::move(db)) {}
+Registry::Registry(const Options& options, const Clock* clock, FileLock lock,
+                   SqliteDb db)
+    : options_(options),
+      clock_(clock),
+      lock_(std::move(lock)),
+      db_(std::move(db)) {}
 
 Registry::~Registry() = default;
 

@@ -13,6 +13,7 @@
 #include "cache_daemon/registry/records.h"
 #include "cache_daemon/registry/sqlite_db.h"
 #include "common/clock.h"
+#include "common/file_lock.h"
 #include "common/mutex.h"
 
 namespace promptcache::daemon {
@@ -60,7 +61,10 @@ class Registry {
 
   // Creates the file and its folder when missing. DataLoss for a damaged file,
   // FailedPrecondition for one that a newer version or another program wrote;
-  // both name the file and say what to do. `clock` must outlive the registry.
+  // both name the file and say what to do; FailedPrecondition too, with its
+  // process, when another registry has the file (a lock on "<path>.lock": two
+  // would give the same revisions twice, and forget each other's modules).
+  // `clock` must outlive the registry.
   static absl::StatusOr<std::unique_ptr<Registry>> Open(const Options& options,
                                                         const Clock* clock);
   ~Registry();
@@ -91,7 +95,8 @@ class Registry {
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  Registry(const Options& options, const Clock* clock, SqliteDb db);
+  Registry(const Options& options, const Clock* clock, FileLock lock,
+           SqliteDb db);
 
   absl::StatusOr<SchemaRecord> Get(const std::string& name,
                                    uint64_t revision) const
@@ -106,6 +111,7 @@ class Registry {
   // Const after construction.
   const Options options_;
   const Clock* const clock_;
+  const FileLock lock_;
   std::unique_ptr<ModuleLog> modules_;
 
   mutable Mutex mu_;

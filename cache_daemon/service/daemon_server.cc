@@ -122,7 +122,7 @@ std::vector<FdServer::Segment> Exports(const PagePool& pool) {
 struct DaemonServer::Parts {
   std::string daemon_id = NewDaemonId();
   std::string socket_path;
-  std::optional<SocketLock> lock;
+  std::optional<FileLock> lock;
   std::unique_ptr<PagePool> pool;
   WorkSignal signal;
   EventHub events;
@@ -190,7 +190,7 @@ std::string DaemonServer::Options::ToString() const {
 absl::Status DaemonServer::Parts::MakeCore(const Options& options,
                                            const Clock* clock) {
   PC_RETURN_IF_ERROR(MakeSocketFolder(options.socket_path));
-  PC_ASSIGN_OR_RETURN(lock, SocketLock::Take(options.socket_path));
+  PC_ASSIGN_OR_RETURN(lock, LockSocket(options.socket_path));
   PC_ASSIGN_OR_RETURN(registry, Registry::Open(options.registry, clock));
   PC_ASSIGN_OR_RETURN(pool, PagePool::Create(options.pool));
   PC_ASSIGN_OR_RETURN(cache, ModuleCache::Create(options.cache, pool.get(),

@@ -1,17 +1,12 @@
 #include "cache_daemon/service/socket_lock.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
-#include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
 namespace promptcache::daemon {
@@ -21,14 +16,6 @@ std::string FolderOf(const std::string& socket_path) {
   const std::string folder =
       std::filesystem::path(socket_path).parent_path().string();
   return folder.empty() ? "." : folder;
-}
-
-std::string Holder(int fd) {
-  std::array<char, 32> text{};
-  const ssize_t num_bytes = ::pread(fd, text.data(), text.size() - 1, 0);
-  const std::string pid(
-      absl::StripAsciiWhitespace(num_bytes > 0 ? text.data() : ""));
-  return pid.empty() ? "" : absl::StrCat(" (process ", pid, ")");
 }
 
 }  // namespace
@@ -53,23 +40,12 @@ absl::Status MakeSocketFolder(const std::string& socket_path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<SocketLock> SocketLock::Take(const std::string& socket_path) {
-  const std::string path = socket_path + ".lock";
-  UniqueFd fd(
-      ::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0640));
-  if (!fd) return absl::ErrnoToStatus(errno, path);
-  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, path);
-    return absl::FailedPreconditionError(
-        absl::StrCat("another daemon", Holder(fd.get()), " serves ",
-                     socket_path, ": stop it, or choose another --socket"));
-  }
-  const std::string pid = absl::StrCat(::getpid(), "\n");
-  if (::ftruncate(fd.get(), 0) != 0 ||
-      ::pwrite(fd.get(), pid.data(), pid.size(), 0) < 0) {
-    return absl::ErrnoToStatus(errno, path);
-  }
-  return SocketLock(std::move(fd));
+absl::StatusOr<FileLock> LockSocket(const std::string& socket_path) {
+  return FileLock::Take(
+      socket_path + ".lock",
+      {.who = "another daemon",
+       .does = absl::StrCat("serves ", socket_path,
+                            ": stop it, or choose another --socket")});
 }
 
 }  // namespace promptcache::daemon

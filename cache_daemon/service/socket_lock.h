@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/unique_fd.h"
+#include "common/file_lock.h"
 
 namespace promptcache::daemon {
 
@@ -13,17 +13,8 @@ namespace promptcache::daemon {
 // put a socket of his own in the place.
 absl::Status MakeSocketFolder(const std::string& socket_path);
 
-// Keeps other daemons away from a socket as long as it lives, and no longer
-// than the process, however that ends: a lock on "<path>.lock", which names
-// the process. The file stays; removing it would let two daemons hold it.
-class SocketLock {
- public:
-  // FailedPrecondition, naming the process, when another one holds it.
-  static absl::StatusOr<SocketLock> Take(const std::string& socket_path);
-
- private:
-  explicit SocketLock(UniqueFd fd) : fd_(std::move(fd)) {}
-  UniqueFd fd_;
-};
+// Keeps other daemons away from a socket: the lock of "<path>.lock".
+// FailedPrecondition, naming the process, when another one holds it.
+absl::StatusOr<FileLock> LockSocket(const std::string& socket_path);
 
 }  // namespace promptcache::daemon

@@ -278,6 +278,16 @@ TEST_F(RegistryTest, ADamagedFileIsToldClearly) {
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("text.db")));
 }
 
+TEST_F(RegistryTest, AFileIsOneRegistrysAlone) {
+  EXPECT_THAT(TryOpen(Path()),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       absl::StrCat("another daemon (process ", ::getpid(),
+                                    ") keeps its registry in ", Path(),
+                                    ": stop it, or choose another --db")));
+  registry_.reset();
+  PC_EXPECT_OK(TryOpen(Path()));
+}
+
 TEST_F(RegistryTest, AFileOfANewerVersionIsRefused) {
   registry_.reset();
   Sqlite(Path(), "PRAGMA user_version=7");

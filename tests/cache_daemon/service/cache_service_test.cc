@@ -345,13 +345,13 @@ TEST(SocketLockTest, IsHeldOnceAndGoesWithItsHolder) {
   const TempDir dir;
   const std::string path = dir.path() + "/d.sock";
   {
-    const auto lock = SocketLock::Take(path);
+    const auto lock = LockSocket(path);
     PC_ASSERT_OK(lock);
-    EXPECT_THAT(SocketLock::Take(path),
+    EXPECT_THAT(LockSocket(path),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
                          HasSubstr(absl::StrCat("process ", ::getpid()))));
   }
-  PC_EXPECT_OK(SocketLock::Take(path));
+  PC_EXPECT_OK(LockSocket(path));
 }
 
 }  // namespace
