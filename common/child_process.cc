@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -56,10 +57,12 @@ std::string DescribeEnd(const siginfo_t& info) {
 
 absl::StatusOr<ChildProcess> ChildProcess::Start(const Options& options) {
   UniqueFd log;
+  off_t log_begin = 0;
   if (!options.log_path.empty()) {
     log = UniqueFd(::open(options.log_path.c_str(),
                           O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
     if (!log) return ErrnoStatus(errno, options.log_path);
+    log_begin = ::lseek(log.get(), 0, SEEK_END);
   }
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe");
@@ -87,6 +90,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const Options& options) {
       // glibc 2.36 declares pidfd_open without extern "C"
       static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   child.log_path_ = options.log_path;
+  child.log_begin_ = std::max<off_t>(log_begin, 0);  // a pipe has no offset
   int error = 0;
   ssize_t got;
   do {
@@ -100,6 +104,7 @@ ChildProcess::ChildProcess(ChildProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       pidfd_(std::move(other.pidfd_)),
       log_path_(std::move(other.log_path_)),
+      log_begin_(other.log_begin_),
       ended_(std::move(other.ended_)) {}
 
 ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
@@ -108,6 +113,7 @@ ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
     pid_ = std::exchange(other.pid_, -1);
     pidfd_ = std::move(other.pidfd_);
     log_path_ = std::move(other.log_path_);
+    log_begin_ = other.log_begin_;
     ended_ = std::move(other.ended_);
   }
   return *this;
@@ -163,6 +169,7 @@ void ChildProcess::Stop(absl::Duration grace) {
 
 std::string ChildProcess::Log() const {
   std::ifstream in(log_path_, std::ios::binary);
+  in.seekg(log_begin_);
   std::ostringstream out;
   out << in.rdbuf();
   return out.str();

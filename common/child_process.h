@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -46,14 +47,15 @@ class ChildProcess {
   absl::StatusOr<std::string> Wait(absl::Duration timeout);
   // SIGTERM, then SIGKILL once `grace` is over. Idempotent.
   void Stop(absl::Duration grace);
-  // All that it has written to log_path so far.
+  // All that was written to log_path since it was started.
   std::string Log() const;
 
  private:
   pid_t pid_ = -1;
   UniqueFd pidfd_;
   std::string log_path_;
-  std::string ended_;  // how; empty: it has not been seen to end
+  int64_t log_begin_ = 0;  // what is before is of earlier runs
+  std::string ended_;      // how; empty: it has not been seen to end
 };
 
 }  // namespace promptcache

@@ -31,6 +31,18 @@ TEST_F(ChildProcessTest, SaysHowItEndedAndWhatItWrote) {
   EXPECT_THAT(child->Log(), HasSubstr("err\n"));
 }
 
+TEST_F(ChildProcessTest, WhatEarlierRunsWroteIsNotItsOwn) {
+  auto first = StartShell("echo first");
+  PC_ASSERT_OK(first);
+  PC_ASSERT_OK(first->Wait(absl::Seconds(20)));
+  auto second = StartShell("echo second");
+  PC_ASSERT_OK(second);
+  ChildProcess moved = *std::move(second);
+  PC_ASSERT_OK(moved.Wait(absl::Seconds(20)));
+  EXPECT_EQ(moved.Log(), "second\n");
+  EXPECT_EQ(ReadFileOrDie(dir_.path() + "/log"), "first\nsecond\n");
+}
+
 TEST_F(ChildProcessTest, AProgramThatIsNotThereIsAnError) {
   EXPECT_THAT(
       ChildProcess::Start({.program = "/no/such/program"}),

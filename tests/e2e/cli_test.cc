@@ -486,6 +486,48 @@ TEST_F(CliTest, UpServesUntilItIsInterrupted) {
   EXPECT_EQ(::kill(told["daemon_pid"].get<pid_t>(), 0), -1);
 }
 
+TEST_F(CliTest, ASecondUpInOneFolderLeavesTheFirstAlone) {
+  UseTinyModel();
+  const std::vector<std::string> args{
+      "up",       "--json",         "--model",  model_path(),
+      "--dir",    dir() + "/state", "--worker", "127.0.0.1:0",
+      "--daemon", "127.0.0.1:0",    "--memory", "64MiB"};
+  auto first = StartCli(args);
+  PC_ASSERT_OK(first);
+  ASSERT_TRUE(Eventually(absl::Seconds(60), [&] {
+    return first->Log().find('\n') != std::string::npos || !first->Running();
+  }));
+  const Json told = Json::parse(first->Log(), nullptr, false);
+  ASSERT_TRUE(told.is_object()) << first->Log();
+  const auto log_bytes = [&](const char* key) {
+    return std::filesystem::file_size(told[key].get<std::string>());
+  };
+  const uintmax_t before = log_bytes("daemon_log");
+  const CliResult second = Cli(args);
+  EXPECT_EQ(second.ended, "exit status 1");
+  EXPECT_THAT(second.error,
+              HasSubstr(absl::StrCat("another promptcache (process ",
+                                     first->pid(), ") runs in ")));
+  EXPECT_EQ(log_bytes("daemon_log"), before);
+  EXPECT_TRUE(std::filesystem::exists(dir() + "/state/daemon.port"));
+  // One that is killed is told as that.
+  ASSERT_EQ(::kill(told["worker_pid"].get<pid_t>(), SIGKILL), 0);
+  EXPECT_THAT(first->Wait(absl::Seconds(30)), IsOkAndHolds("exit status 1"));
+  EXPECT_THAT(first->Log(), HasSubstr("the worker was killed by signal 9"));
+}
+
+TEST_F(CliTest, AnUnknownFlagOfAServerIsToldInOneLine) {
+  UseTinyModel();
+  const CliResult result =
+      Cli({"up", "--model", model_path(), "--dir", dir() + "/state", "--worker",
+           "127.0.0.1:0", "--daemon", "127.0.0.1:0", "--memory", "64MiB",
+           "--daemon-arg=--nosuch=1"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.error,
+              StartsWith("promptcache: the daemon ended: Unknown command line "
+                         "flag 'nosuch' (log "));
+}
+
 TEST_F(CliTest, AServerThatCannotStartSaysWhyAlone) {
   UseTinyModel();
   StartDaemon();

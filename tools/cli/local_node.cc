@@ -4,37 +4,17 @@
 #include <fstream>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "tools/cli/client.h"
 #include "tools/cli/files.h"
+#include "tools/cli/server_end.h"
 
 namespace promptcache::cli {
 namespace {
 
 constexpr double kPollSeconds = 0.05;
-
-std::string LastLines(const std::string& text, int lines) {
-  size_t begin = text.size();
-  for (int i = 0; i <= lines && begin != std::string::npos && begin > 0; ++i) {
-    begin = text.rfind('\n', begin - 1);
-  }
-  return begin == std::string::npos || begin == 0 ? text
-                                                  : text.substr(begin + 1);
-}
-
-// What a server says last that ends by itself: "promptcache-worker: REASON".
-// "" when it says no such thing.
-std::string ReasonIn(const std::string& log, const std::string& server) {
-  const std::string prefix = absl::StrCat("\npromptcache-", server, ": ");
-  const std::string text = "\n" + log;
-  const size_t at = text.rfind(prefix);
-  if (at == std::string::npos) return "";
-  return std::string(
-      absl::StripAsciiWhitespace(text.substr(at + prefix.size())));
-}
 
 // What the server wrote when it had bound its port; "" until then.
 std::string ReadPort(const std::string& path) {
@@ -70,16 +50,8 @@ absl::Status LocalNode::StartServer(const Options& options, Server* server,
 absl::Status LocalNode::Alive(Server* server) {
   auto ended = server->process.Wait(absl::ZeroDuration());
   if (!ended.ok()) return absl::OkStatus();
-  const std::string log = server->process.Log();
-  const std::string reason = ReasonIn(log, server->name);
-  if (!reason.empty()) {
-    return absl::AbortedError(absl::StrCat("the ", server->name,
-                                           " ended: ", reason, " (log ",
-                                           server->log_path, ")"));
-  }
   return absl::AbortedError(
-      absl::StrCat("the ", server->name, " ended (", *ended, "); its log ",
-                   server->log_path, " ends:\n", LastLines(log, 12)));
+      WhyEnded(server->name, *ended, server->process.Log(), server->log_path));
 }
 
 absl::Status LocalNode::CheckAlive() {
@@ -137,7 +109,15 @@ absl::Status LocalNode::WaitAttached(const Options& options,
 absl::StatusOr<std::unique_ptr<LocalNode>> LocalNode::Start(
     const Options& options, Interrupt* interrupt,
     const std::function<void(const std::string&)>& on_progress) {
-  std::unique_ptr<LocalNode> node(new LocalNode());
+  // Before anything of another node's is touched: logs, port files.
+  PC_ASSIGN_OR_RETURN(
+      FileLock lock,
+      FileLock::Take(options.dir + "/node.lock",
+                     {.who = "another promptcache",
+                      .does = absl::StrCat("runs in ", options.dir,
+                                           ": end it, or choose another "
+                                           "--dir")}));
+  std::unique_ptr<LocalNode> node(new LocalNode(std::move(lock)));
   node->socket_ = options.dir + "/daemon.sock";
   node->daemon_.name = "daemon";
   node->worker_.name = "worker";

@@ -3,11 +3,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/child_process.h"
+#include "common/file_lock.h"
 #include "tools/cli/interrupt.h"
 
 namespace promptcache::cli {
@@ -29,7 +31,9 @@ class LocalNode {
   };
 
   // Returns when both serve and the worker is attached to the daemon. The error
-  // of a server that ends, or does not come up, has the end of its log.
+  // of a server that ends says why (server_end.h), that of one that does not
+  // come up has the end of its log. FailedPrecondition, and nothing is touched,
+  // when another node runs in `dir`.
   // `on_progress` is told, several times a second, what is waited for.
   static absl::StatusOr<std::unique_ptr<LocalNode>> Start(
       const Options& options, Interrupt* interrupt,
@@ -44,7 +48,7 @@ class LocalNode {
   const std::string& worker_log() const { return worker_.log_path; }
   const std::string& daemon_log() const { return daemon_.log_path; }
 
-  // Aborted, with the end of its log, when one of the two has ended.
+  // Aborted, with why (server_end.h), when one of the two has ended.
   absl::Status CheckAlive();
 
  private:
@@ -56,7 +60,7 @@ class LocalNode {
     ChildProcess process;
   };
 
-  LocalNode() = default;
+  explicit LocalNode(FileLock lock) : lock_(std::move(lock)) {}
   absl::Status StartServer(const Options& options, Server* server,
                            std::vector<std::string> args);
   absl::Status WaitServing(const Options& options, Interrupt* interrupt,
@@ -65,6 +69,7 @@ class LocalNode {
   absl::Status WaitAttached(const Options& options, Interrupt* interrupt);
   static absl::Status Alive(Server* server);
 
+  const FileLock lock_;  // of the directory
   std::string socket_;
   // The worker is declared last, so that it is ended first.
   Server daemon_;

@@ -93,7 +93,7 @@ absl::StatusOr<LocalNode::Options> NodeOptions(const Globals& globals,
   options.daemon_args = {absl::StrCat("--device_bytes=", *memory_bytes)};
   options.daemon_task =
       absl::StrCat("taking ", RoundedByteSize(*memory_bytes), " of memory");
-  // Every page is touched: 4 to 13 s for a GiB where this was measured.
+  // Every page is touched: 13 s for a GiB on a loaded machine of two cores.
   options.start_timeout +=
       absl::Seconds(30) * static_cast<double>(*memory_bytes >> 30);
   options.daemon_args.insert(options.daemon_args.end(),
