@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -199,15 +198,10 @@ int main(int argc, char** argv) {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
-  promptcache::SetProgramUsage(
+  promptcache::ParseCommandLine(
       argc, argv, "promptcache-daemon",
       "keeps cached attention states of this node in memory, for any number of "
       "workers.\nStops on SIGTERM and SIGINT.");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    std::cerr << "unexpected argument: " << rest[1] << "\n";
-    return 2;
-  }
   // Large messages would be mapped and faulted anew each time.
   ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 128 << 20);

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -147,14 +146,15 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
 
 absl::Status Run(StopSignals& signals) {
   PC_ASSIGN_OR_RETURN(Worker::Options options, OptionsFromFlags());
-  PC_ASSIGN_OR_RETURN(const std::unique_ptr<ComputeDevice> device,
-                      ComputeDevice::Open(absl::GetFlag(FLAGS_device)));
-  options.device = device.get();
   PC_RETURN_IF_ERROR(options.Validate());
   WorkerServer::Options server_options;
   server_options.listen = absl::GetFlag(FLAGS_listen);
   server_options.insecure_listen = absl::GetFlag(FLAGS_insecure_listen);
   PC_RETURN_IF_ERROR(server_options.Validate());
+  // Last: it looks for GPUs, and says what it found.
+  PC_ASSIGN_OR_RETURN(const std::unique_ptr<ComputeDevice> device,
+                      ComputeDevice::Open(absl::GetFlag(FLAGS_device)));
+  options.device = device.get();
   LOG(INFO) << "options:\n--device=" << absl::GetFlag(FLAGS_device) << "\n"
             << options.ToString();
   LOG(INFO) << "device: " << device->description();
@@ -197,18 +197,12 @@ int main(int argc, char** argv) {
   // where this was measured).
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  promptcache::SetProgramUsage(
+  promptcache::ParseCommandLine(
       argc, argv, "promptcache-worker",
       "serves a language model over cached modules of prompts\n"
       "  promptcache-worker --model=FILE_OR_FOLDER [--daemon_socket=PATH]");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   FLAGS_logtostderr = true;
   google::InitGoogleLogging(argv[0]);
-  if (rest.size() > 1) {
-    std::fprintf(stderr, "promptcache-worker: unexpected argument '%s'\n",
-                 rest[1]);
-    return 2;
-  }
   promptcache::StopSignals signals("promptcache-worker");
   const absl::Status status = promptcache::worker::Run(signals);
   if (status.ok()) return 0;

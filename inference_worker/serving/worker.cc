@@ -72,9 +72,6 @@ absl::Status CheckLimits(const pml::Limits& limits) {
 }  // namespace
 
 absl::Status Worker::Options::Validate() const {
-  if (device == nullptr) {
-    return absl::InvalidArgumentError("no device");
-  }
   if (model.empty()) {
     return absl::InvalidArgumentError(
         "--model is not set: give a GGUF file or a Hugging Face folder");
@@ -210,6 +207,9 @@ absl::Status Worker::Connect(const Options& options) {
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const Options& options) {
   PC_RETURN_IF_ERROR(options.Validate());
+  if (options.device == nullptr) {
+    return absl::InvalidArgumentError("no device");
+  }
   if (options.device->gpu() == nullptr) {
     // Now, and not after minutes of packing weights.
     PC_RETURN_IF_ERROR(CheckMemory("--tail_bytes", options.tail_bytes,

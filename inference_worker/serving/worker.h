@@ -61,6 +61,7 @@ class Worker {
     // While weights are packed: 0..1. May be empty.
     std::function<void(double)> progress;
 
+    // But for the device, which is opened when all else is right.
     absl::Status Validate() const;
     // One flag a line, for the log.
     std::string ToString() const;

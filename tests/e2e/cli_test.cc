@@ -105,6 +105,21 @@ TEST_F(CliTest, AWrongCommandLineIsExitTwo) {
   EXPECT_THAT(Cli({}).error, HasSubstr("no command is given"));
 }
 
+TEST_F(CliTest, AServersWrongCommandLineIsExitTwoAndOneLine) {
+  for (const char* server : {"promptcache-daemon", "promptcache-worker"}) {
+    CliResult result = Server(server, {"--nosuch=1"});
+    EXPECT_EQ(result.ended, "exit status 2") << server;
+    EXPECT_EQ(result.out, "ERROR: Unknown command line flag 'nosuch'\n");
+    result = Server(server, {"stray"});
+    EXPECT_EQ(result.ended, "exit status 2") << server;
+    EXPECT_EQ(result.out, "ERROR: Unexpected argument 'stray'\n");
+  }
+  const CliResult result = Server("promptcache-worker", {});
+  EXPECT_EQ(result.ended, "exit status 2");
+  EXPECT_THAT(result.out,
+              StartsWith("\npromptcache-worker: --model is not set: "));
+}
+
 TEST_F(CliTest, APortThatIsNoneIsAWrongCommandLine) {
   for (const char* flag : {"--worker", "--daemon"}) {
     for (const char* command : {"stats", "up"}) {
