@@ -71,7 +71,7 @@ ABSL_FLAG(absl::Duration, default_ttl, absl::Hours(24),
           "how long an unused module stays, when nobody says otherwise; inf: "
           "for ever");
 ABSL_FLAG(ByteSize, pin_budget_bytes, (ByteSize{uint64_t{256} << 20}),
-          "most bytes that pins may hold");
+          "most bytes that pins may hold; never more than half of all tiers");
 
 namespace {
 

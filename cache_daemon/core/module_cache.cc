@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cache_daemon/core/cache_state.h"
+#include "common/byte_size.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
 
@@ -23,6 +24,15 @@ absl::Status ValidateFilter(const ModuleFilter& filter) {
   return absl::OkStatus();
 }
 
+// What is pinned is not evicted: the rest must have room to work in.
+uint64_t MostPinnedBytes(const PagePool& pool) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < pool.num_segments(); ++i) {
+    bytes += pool.segment_bytes(i);
+  }
+  return bytes / 2;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ModuleCache>> ModuleCache::Create(
@@ -39,9 +49,18 @@ absl::StatusOr<std::unique_ptr<ModuleCache>> ModuleCache::Create(
   if (options.first_generation == 0) {
     return absl::InvalidArgumentError("generation 0 is nobody's");
   }
+  Options limited = options;
+  limited.pin_budget_bytes =
+      std::min(options.pin_budget_bytes, MostPinnedBytes(*pool));
+  if (limited.pin_budget_bytes < options.pin_budget_bytes) {
+    LOG(INFO) << "pins may hold " << RoundedByteSize(limited.pin_budget_bytes)
+              << ", half of all tiers, not the "
+              << RoundedByteSize(options.pin_budget_bytes)
+              << " of --pin_budget_bytes";
+  }
   return std::unique_ptr<ModuleCache>(
       new ModuleCache(pool, clock, signal, events,
-                      std::make_unique<CacheState>(options, pool)));
+                      std::make_unique<CacheState>(limited, pool)));
 }
 
 ModuleCache::ModuleCache(const PagePool* pool, const Clock* clock,

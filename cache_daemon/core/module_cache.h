@@ -63,6 +63,7 @@ class ModuleCache {
  public:
   struct Options {
     absl::Duration default_ttl = absl::Hours(24);  // sliding; infinite: none
+    // At most half of all tiers' bytes, whatever it says.
     uint64_t pin_budget_bytes = uint64_t{256} << 20;
     // Demote until this part of the device tier is free, when there is a host
     // tier. What Acquire needs beyond it is evicted outright.

@@ -328,6 +328,18 @@ TEST_F(PinTest, AbsoluteTimeEndsAPinnedModule) {
   EXPECT_EQ(cache_->Stats().pinned_bytes, 0u);
 }
 
+TEST_F(PinTest, TheBudgetIsAtMostHalfOfAllTiers) {
+  Config config{.device_pages = 8, .host_pages = 4};
+  config.options.pin_budget_bytes = uint64_t{1} << 30;
+  Make(config);
+  EXPECT_EQ(cache_->Stats().pin_budget_bytes, 6 * kPageBytes);
+  const SessionId a = Open();
+  PutFree(a, 1, 6, {.pin = true});
+  PutFree(a, 2, 1, {.pin = true});
+  EXPECT_TRUE(Info(1).pinned);
+  EXPECT_FALSE(Info(2).pinned);
+}
+
 TEST_F(PinTest, TheBudgetIsKept) {
   Config config;
   config.options.pin_budget_bytes = 2 * kPageBytes;

@@ -181,7 +181,7 @@ TEST_F(CacheServiceTest, PinsAreKeptByTheRegistry) {
   PC_ASSERT_OK(pinned);
   EXPECT_EQ(pinned->num_changed(), 1u);
   EXPECT_EQ(pinned->pinned_bytes(), TestLayout().page_bytes());
-  EXPECT_EQ(pinned->pin_budget_bytes(), options_.cache.pin_budget_bytes);
+  EXPECT_EQ(pinned->pin_budget_bytes(), options_.pool.device_bytes / 2);
   PC_ASSERT_OK(server_->registry().modules().Flush());
   const auto known = server_->registry().LoadModules();
   PC_ASSERT_OK(known);
