@@ -75,7 +75,8 @@ absl::Status ForEachPair(const PageRuns& from, const PageRuns& to, Fn fn) {
 absl::Status PagePool::Options::Validate() const {
   if (device_bytes < kSystemPageBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("device tier: ", device_bytes, " bytes is too small"));
+        absl::StrCat("--device_bytes: ", device_bytes,
+                     " is too small, the least is ", kSystemPageBytes));
   }
   if (segment_bytes == 0 || segment_bytes % kSystemPageBytes != 0) {
     return absl::InvalidArgumentError(absl::StrCat(

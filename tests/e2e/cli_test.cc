@@ -583,6 +583,24 @@ TEST_F(CliTest, MoreMemoryThanThereIsIsRefusedAtOnce) {
                                       "asked, "));
 }
 
+TEST_F(CliTest, MemoryThatHoldsNothingIsRefusedAndLittleIsSaid) {
+  UseTinyModel();
+  const auto up = [&](uint64_t memory, const std::string& daemon) {
+    return Cli({"up", "--model", model_path(), "--dir", dir() + "/state",
+                "--worker", "127.0.0.1:0", "--daemon", "127.0.0.1:0",
+                "--memory", absl::StrCat(memory), daemon});
+  };
+  CliResult result = up(64, "--daemon-arg=--nosuch");
+  EXPECT_EQ(result.ended, "exit status 2");
+  EXPECT_THAT(result.error, HasSubstr("--memory: 64 holds nothing of this "
+                                      "model: the smallest piece, 16 tokens"));
+  // It would start, were the flag a flag.
+  result =
+      up(std::max<uint64_t>(2 * PageBytes(), 8192), "--daemon-arg=--nosuch");
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.error, HasSubstr(" tokens of this model\n"));
+}
+
 TEST_F(CliTest, TheServersHelpAndVersionAreFine) {
   for (const std::string& name :
        {std::string("promptcache-daemon"), std::string("promptcache-worker")}) {

@@ -5,10 +5,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "common/byte_size.h"
+#include "inference_worker/model/model_file.h"
 #include "tools/cli/app.h"
+#include "tools/cli/cache_capacity.h"
 #include "tools/cli/cli_status.h"
 #include "tools/cli/files.h"
 #include "tools/cli/local_node.h"
@@ -115,15 +118,42 @@ absl::StatusOr<LocalNode::Options> NodeOptions(const Globals& globals,
 
 // What the daemon says of the flag that --memory became.
 absl::Status InOurWords(const absl::Status& status) {
-  return absl::Status(
+  absl::Status ours(
       status.code(),
       absl::StrReplaceAll(status.message(), {{"--device_bytes", "--memory"}}));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
+    ours.SetPayload(url, payload);
+  });
+  return ours;
+}
+
+// Below it, prompts hardly profit: a system message with a document or two.
+constexpr uint64_t kFewTokens = 1024;
+
+// 0: not known. A model that cannot be read is the worker's to tell.
+absl::StatusOr<uint64_t> CapacityOf(const LocalNode::Options& options,
+                                    uint64_t memory_bytes) {
+  // Mapped; nothing of its weights is read.
+  const auto file = worker::OpenModelFile(options.model, {});
+  if (!file.ok()) return uint64_t{0};
+  const worker::ModelConfig& config = (*file)->config();
+  const KvLayout layout{.num_layers = config.num_layers,
+                        .num_kv_heads = config.num_kv_heads,
+                        .head_dim = config.head_dim};
+  if (!layout.Validate().ok()) return uint64_t{0};
+  return CapacityTokens(layout, memory_bytes);
 }
 
 int Up(const Globals& globals, const UpFlags& flags) {
   Interrupt interrupt;
   auto options = NodeOptions(globals, flags);
   if (!options.ok()) return Report(options.status(), globals.json);
+  const auto tokens = CapacityOf(*options, *ParseByteSize(flags.memory));
+  if (!tokens.ok()) return Report(tokens.status(), globals.json);
+  if (*tokens > 0 && *tokens < kFewTokens) {
+    std::cerr << "promptcache: note: --memory " << flags.memory << " holds "
+              << *tokens << " tokens of this model\n";
+  }
   absl::StatusOr<std::unique_ptr<LocalNode>> node;
   {
     ProgressBar bar("promptcache");

@@ -280,6 +280,12 @@ TEST(PagePoolTest, CopiesPageByPageBetweenDifferentRuns) {
   EXPECT_EQ((*pool)->Page(1, 1, kPage)[0], std::byte{3});
 }
 
+TEST(PagePoolTest, ATierThatIsTooSmallIsToldTheLeast) {
+  EXPECT_THAT(PagePool::Create({.device_bytes = 64}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "--device_bytes: 64 is too small, the least is 4096"));
+}
+
 TEST(PagePoolTest, BadOptionsAreRefused) {
   for (const PagePool::Options& options :
        {PagePool::Options{.device_bytes = 100},
