@@ -19,6 +19,7 @@
 #include "common/pml/limits.h"
 #include "common/port_file.h"
 #include "common/program_usage.h"
+#include "common/rpc/endpoints.h"
 #include "common/status_macros.h"
 #include "common/stop_signals.h"
 #include "glog/logging.h"
@@ -159,6 +160,8 @@ absl::Status Run(StopSignals& signals) {
             << options.ToString();
   LOG(INFO) << "device: " << device->description();
 
+  // Before the model, whose loading takes long.
+  PC_RETURN_IF_ERROR(rpc::TryListen(server_options.listen));
   PC_ASSIGN_OR_RETURN(const std::unique_ptr<Worker> worker,
                       Worker::Create(options));
   // What loading and the self-check took (logits of a whole sequence, the

@@ -191,6 +191,10 @@ absl::Status DaemonServer::Parts::MakeCore(const Options& options,
                                            const Clock* clock) {
   PC_RETURN_IF_ERROR(MakeSocketFolder(options.socket_path));
   PC_ASSIGN_OR_RETURN(lock, LockSocket(options.socket_path));
+  // Before the memory, which takes long.
+  if (!options.listen.empty()) {
+    PC_RETURN_IF_ERROR(rpc::TryListen(options.listen));
+  }
   PC_ASSIGN_OR_RETURN(registry, Registry::Open(options.registry, clock));
   PC_ASSIGN_OR_RETURN(pool, PagePool::Create(options.pool));
   PC_ASSIGN_OR_RETURN(cache, ModuleCache::Create(options.cache, pool.get(),

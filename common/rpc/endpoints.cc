@@ -1,20 +1,42 @@
 #include "common/rpc/endpoints.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/strings.h"
+#include "common/unique_fd.h"
 
 namespace promptcache::rpc {
 namespace {
 
 constexpr uint32_t kMaxPort = 65535;
+
+// 0, or the errno of a bind as gRPC does it (a port whose last connections are
+// still waiting to be forgotten can be had).
+int BindError(const addrinfo& address) {
+  const UniqueFd fd(::socket(address.ai_family,
+                             address.ai_socktype | SOCK_CLOEXEC,
+                             address.ai_protocol));
+  if (!fd) return errno;
+  const int on = 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
+      ::listen(fd.get(), 1) == 0) {
+    return 0;
+  }
+  return errno;
+}
 
 }  // namespace
 
@@ -73,6 +95,42 @@ absl::Status CheckListen(std::string_view address) {
   const absl::Status status = CheckAddress(address);
   return absl::Status(status.code(),
                       absl::StrCat("--listen: ", status.message()));
+}
+
+absl::Status TryListen(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (!CheckAddress(address).ok() || colon == std::string::npos) {
+    return absl::OkStatus();
+  }
+  std::string host = address.substr(0, colon);
+  const std::string port = address.substr(colon + 1);
+  if (host.front() == '[') host = host.substr(1, host.size() - 2);
+  uint32_t number = 0;
+  if (!absl::SimpleAtoi(port, &number) || number == 0) return absl::OkStatus();
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  // A name that is not found is gRPC's to tell.
+  if (::getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0) {
+    return absl::OkStatus();
+  }
+  // As gRPC: one address of a name is enough, but none may be another's.
+  bool bound = false;
+  int error = 0;
+  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
+    const int now = BindError(*a);
+    if (now == 0) bound = true;
+    if (error != EADDRINUSE) error = now;
+  }
+  ::freeaddrinfo(found);
+  if (error == EADDRINUSE) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot listen on ", address, ": the port is taken"));
+  }
+  if (bound) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("cannot listen on ", address, ": ", std::strerror(error)));
 }
 
 bool IsLoopbackAddress(std::string_view address) {

@@ -30,6 +30,11 @@ absl::Status CheckAddress(std::string_view address);
 // The same, of the flag --listen.
 absl::Status CheckListen(std::string_view address);
 
+// Binds "host:port" and lets it go again, for a server whose start takes long:
+// Unavailable, with why, when it could not listen there. What gRPC alone knows,
+// Unix sockets and its schemes, is not tried, nor is port 0.
+absl::Status TryListen(const std::string& address);
+
 // Whether "host:port" names only this machine: 127.0.0.0/8, [::1], localhost.
 bool IsLoopbackAddress(std::string_view address);
 

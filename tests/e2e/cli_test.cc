@@ -13,6 +13,7 @@
 namespace promptcache::e2e {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
@@ -553,7 +554,7 @@ TEST_F(CliTest, AServerThatCannotStartSaysWhyAlone) {
   EXPECT_THAT(
       result.error,
       HasSubstr(absl::StrCat("the daemon ended: cannot listen on ",
-                             daemon_address(), ": is the port taken? (log ")));
+                             daemon_address(), ": the port is taken (log ")));
   result = Cli({"up", "--model", File("no.gguf", "no model"), "--dir",
                 dir() + "/state", "--worker", "127.0.0.1:0", "--daemon",
                 "127.0.0.1:0", "--memory", "64MiB"});
@@ -581,6 +582,24 @@ TEST_F(CliTest, MoreMemoryThanThereIsIsRefusedAtOnce) {
   EXPECT_EQ(result.ended, "exit status 1");
   EXPECT_THAT(result.error, HasSubstr("the worker ended: --tail_bytes: 900 TiB "
                                       "asked, "));
+}
+
+TEST_F(CliTest, ATakenPortIsToldBeforeAnythingThatTakesLong) {
+  StartDaemon();
+  const std::string listen = "--listen=" + daemon_address();
+  const std::string told =
+      "cannot listen on " + daemon_address() + ": the port is taken\n";
+  // Neither the model nor the registry can be opened, which would be told, too.
+  CliResult result = Server("promptcache-worker",
+                            {listen, "--model=/no/model", "--device=cpu"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.out, EndsWith("\npromptcache-worker: " + told));
+  EXPECT_THAT(result.out, Not(HasSubstr("chttp2")));
+  result = Server("promptcache-daemon",
+                  {listen, "--device=cpu", "--socket=" + dir() + "/other.sock",
+                   "--db=/proc/none/registry.db"});
+  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_THAT(result.out, EndsWith("\npromptcache-daemon: " + told));
 }
 
 TEST_F(CliTest, MemoryThatHoldsNothingIsRefusedAndLittleIsSaid) {

@@ -2,7 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include "absl/strings/str_cat.h"
+#include "common/unique_fd.h"
 #include "tests/support/status_matchers.h"
 
 namespace promptcache::rpc {
@@ -56,6 +60,48 @@ TEST(EndpointsTest, PortsEndAt65535) {
                          HasSubstr("ports end at 65535")))
         << address;
   }
+}
+
+TEST(EndpointsTest, ATakenPortIsFoundWithoutAServer) {
+  const UniqueFd taken(::socket(AF_INET, SOCK_STREAM, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  socklen_t num_bytes = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(taken.get(), any, num_bytes), 0);
+  ASSERT_EQ(::getsockname(taken.get(), any, &num_bytes), 0);
+  ASSERT_EQ(::listen(taken.get(), 1), 0);
+  const std::string port = absl::StrCat(":", ::ntohs(address.sin_port));
+  for (const char* host : {"127.0.0.1", "localhost", "0.0.0.0"}) {
+    EXPECT_THAT(TryListen(host + port),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         HasSubstr(absl::StrCat("cannot listen on ", host, port,
+                                                ": the port is taken"))));
+  }
+}
+
+TEST(EndpointsTest, AFreePortIsFreeStill) {
+  int port = 0;
+  {
+    const UniqueFd any(::socket(AF_INET, SOCK_STREAM, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+    socklen_t num_bytes = sizeof(address);
+    auto* const name = reinterpret_cast<sockaddr*>(&address);
+    ASSERT_EQ(::bind(any.get(), name, num_bytes), 0);
+    ASSERT_EQ(::getsockname(any.get(), name, &num_bytes), 0);
+    port = ::ntohs(address.sin_port);
+  }
+  for (int i = 0; i < 2; ++i) {
+    PC_EXPECT_OK(TryListen(absl::StrCat("127.0.0.1:", port)));
+  }
+  PC_EXPECT_OK(TryListen("127.0.0.1:0"));
+  PC_EXPECT_OK(TryListen("unix:/nowhere/d.sock"));
+  EXPECT_THAT(
+      TryListen("192.0.2.1:7070"),  // of no machine
+      StatusIs(absl::StatusCode::kUnavailable, HasSubstr("192.0.2.1:7070: ")));
 }
 
 }  // namespace
