@@ -283,9 +283,12 @@ void GenerationJob::SendStart() {
 void GenerationJob::Complete() {
   if (request.retain.has_value() && !request.full_attention) {
     state = State::kRetaining;
-  } else {
-    Finish(absl::OkStatus());
+    return;
   }
+  if (request.retain.has_value()) {
+    modules.AddNotice("nothing retained: full attention leaves nothing");
+  }
+  Finish(absl::OkStatus());
 }
 
 FinishedTail GenerationJob::TailToRetain() const {
@@ -316,7 +319,12 @@ void GenerationJob::FinishRetained(const RetainedTail& tail) {
     retained_chunks_ =
         static_cast<uint32_t>(modules.sources.size()) + tail.chunks;
   }
-  if (!tail.notice.empty()) modules.AddNotice(tail.notice);
+  if (!tail.notice.empty()) {
+    modules.AddNotice(tail.notice);
+  } else if (CountRetained() == 0) {
+    modules.AddNotice(absl::StrCat("nothing retained: fewer than ",
+                                   request.prompt->chunk_tokens, " tokens"));
+  }
   Finish(absl::OkStatus());
 }
 

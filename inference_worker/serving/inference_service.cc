@@ -52,11 +52,11 @@ absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
   PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(request.layout()));
   PC_ASSIGN_OR_RETURN(const MatchMode match, ToMatch(request.match()));
   PC_ASSIGN_OR_RETURN(out.prompt, compiler_->Compile(form, layout, match));
-  PC_RETURN_IF_ERROR(CheckRetain(out));
   const bool names_schema = std::holds_alternative<PmlText>(form) ||
                             std::holds_alternative<pml::StructuredPrompt>(form);
   out.matched = !names_schema && out.prompt->chunk_tokens == 0 &&
                 !out.prompt->plan->schema.empty();
+  PC_RETURN_IF_ERROR(CheckRetain(out));
   out.arrival = arrival;
   out.deadline = deadline;
   out.compile_time = absl::Now() - begin;

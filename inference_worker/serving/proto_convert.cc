@@ -191,11 +191,16 @@ absl::Status CheckRetain(const GenerationRequest& request) {
   if (!request.retain.has_value() || request.prompt->chunk_tokens > 0) {
     return absl::OkStatus();
   }
+  // Not found in a text: asked for by name.
+  if (!request.matched && !request.prompt->plan->schema.empty()) {
+    return rpc::InvalidFieldError(
+        "retain",
+        "is for text and messages; a schema keeps its modules itself");
+  }
   return rpc::InvalidFieldError(
       "retain",
-      "only for a prompt of text or messages that is cut into anonymous "
-      "modules: not with match none, nor where match auto found registered "
-      "ones, nor with an encoder-decoder. A schema keeps its modules itself");
+      "not with match none, nor where match auto found registered modules, nor "
+      "with an encoder-decoder: nothing of such a prompt is cut into chunks");
 }
 
 absl::StatusOr<std::optional<pml::Layout>> ToLayout(v1::PlanLayout layout) {

@@ -165,6 +165,9 @@ TEST_F(CliTest, AWrongCommandLineIsJsonToo) {
   }
   EXPECT_THAT(Cli({"generate", "--text", ""}).error,
               HasSubstr("the prompt is empty"));
+  const std::string prompt = File("prompt.xml", "<prompt schema=\"lib\"/>");
+  EXPECT_THAT(Cli({"generate", prompt, "--retain"}).error,
+              HasSubstr("--retain is for --text and --message"));
 }
 
 TEST_F(CliTest, PmlCheckPrintsPlansAndErrors) {

@@ -65,7 +65,14 @@ absl::StatusOr<v1::GenerateRequest> Request(const GenerateFlags& flags) {
   request.set_match(flags.match == "none"   ? v1::MATCH_NONE
                     : flags.match == "auto" ? v1::MATCH_AUTO
                                             : v1::MATCH_PREFIX);
-  if (flags.retain || !flags.retain_ttl.empty()) request.mutable_retain();
+  if (flags.retain || !flags.retain_ttl.empty()) {
+    if (request.prompt().has_pml()) {
+      return UsageError(
+          "--retain is for --text and --message; a schema keeps its modules "
+          "itself");
+    }
+    request.mutable_retain();
+  }
   if (!flags.retain_ttl.empty()) {
     auto ttl = SetTtl(flags.retain_ttl, request.mutable_retain());
     if (!ttl.ok()) return ttl;
@@ -312,7 +319,8 @@ void AddGenerate(CLI::App* app, const Globals* globals, Action* action) {
   command
       ->add_flag("--retain", flags->retain,
                  "leave a prompt without schema, and its answer, in the cache "
-                 "for prompts that go on from there")
+                 "for prompts that go on from there: whole chunks of 64 "
+                 "tokens, nothing below")
       ->group("Cache");
   command
       ->add_option("--retain-ttl", flags->retain_ttl,

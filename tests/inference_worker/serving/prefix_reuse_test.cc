@@ -337,6 +337,18 @@ TEST_F(PrefixReuseTest, ShortPromptsRetainTheirAnswers) {
             (done.usage.prompt_tokens + 149) / 64 * 64);
 }
 
+TEST_F(PrefixReuseTest, LessThanAChunkIsToldToBeTooLittle) {
+  const auto done = Run(Retaining(PlainText{"Hi"}, 5));
+  EXPECT_EQ(done.usage.retained_tokens, 0u);
+  EXPECT_THAT(done.notices,
+              ElementsAre("nothing retained: fewer than 64 tokens"));
+  EXPECT_THAT(Run(Retaining(PlainText{"Hi"}, 70)).notices, IsEmpty());
+  GenerationRequest full = Retaining(PlainText{"Hi"}, 70);
+  full.full_attention = true;
+  EXPECT_THAT(Run(full).notices,
+              ElementsAre("nothing retained: full attention leaves nothing"));
+}
+
 TEST_F(PrefixReuseTest, WhatCannotBeKeptIsToldAndTheAnswerComes) {
   cache_.SetNoMemory(true);
   auto done = Run(Retaining(PlainText{"Hi"}, 150));

@@ -317,6 +317,18 @@ TEST_F(WorkerServerTest, BadFieldsAreNamed) {
   }
 }
 
+TEST_F(WorkerServerTest, WhyAPromptCannotBeRetainedIsSaid) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  v1::GenerateRequest request = Pml("x");
+  request.mutable_retain();
+  EXPECT_THAT(StatusOf(Generate(request)).message(),
+              HasSubstr("a schema keeps its modules itself"));
+  request.mutable_prompt()->set_text("x");
+  request.set_match(v1::MATCH_NONE);
+  EXPECT_THAT(StatusOf(Generate(request)).message(),
+              HasSubstr("not with match none"));
+}
+
 TEST_F(WorkerServerTest, UnknownSchemasAndALostDaemonAreToldApart) {
   EXPECT_EQ(Generate(Pml("x")).status.error_code(), grpc::NOT_FOUND);
   registry_.SetDown(true);
