@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "tests/e2e/node_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -86,7 +87,7 @@ TEST_F(CliTest, SaysWhichServerDoesNotAnswerAndHowToStartIt) {
 
 TEST_F(CliTest, AQuestionInPlaceOfAFileIsToldHowToBeAsked) {
   const CliResult result = Cli({"generate", "Why is the sky blue?"});
-  EXPECT_EQ(result.ended, "exit status 1");
+  EXPECT_EQ(result.ended, "exit status 4");
   EXPECT_THAT(result.error, HasSubstr("no file Why is the sky blue?"));
   EXPECT_THAT(result.error, HasSubstr("--message user:TEXT"));
 }
@@ -364,13 +365,48 @@ TEST_F(CliTest, APinOverTheBudgetIsSaidOfModulesThatAreThere) {
   EXPECT_THAT(pinned.error, HasSubstr("the daemon's pin budget has no room"));
 }
 
-TEST_F(CliTest, AnUnknownSchemaIsSaid) {
+TEST_F(CliTest, WhatIsNamedAndNotThereIsExitFour) {
+  UseTinyModel();
   StartDaemon();
-  for (const char* command : {"modules", "evict", "pin"}) {
-    const CliResult result =
-        Cli({command, "--schema", "nosuch", "--daemon", daemon_address()});
-    EXPECT_EQ(result.ended, "exit status 1") << command;
-    EXPECT_THAT(result.error, HasSubstr("no schema \"nosuch\"")) << command;
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  PC_ASSERT_OK(worker->PutSchema(SmallSchema("lib")));
+  const std::string prompt = File("prompt.xml", "<prompt schema=\"nosuch\"/>");
+  using Args = std::vector<std::string>;
+  const std::vector<std::pair<Args, std::string>> cases = {
+      {{"modules", "--schema", "nosuch"}, "no schema \"nosuch\""},
+      {{"evict", "--schema", "nosuch"}, "no schema \"nosuch\""},
+      {{"pin", "--schema", "nosuch"}, "no schema \"nosuch\""},
+      {{"warm", "nosuch"}, "no schema \"nosuch\""},
+      {{"schema", "get", "nosuch"}, "no schema \"nosuch\""},
+      {{"schema", "rm", "nosuch"}, "no schema \"nosuch\""},
+      {{"generate", prompt}, "no schema \"nosuch\""},
+      {{"modules", "--schema", "lib", "--path", "q"}, "no module \"q\""},
+      {{"evict", "--schema", "lib", "--path", "q"}, "no module \"q\""},
+      {{"pin", "--schema", "lib", "--path", "q"}, "no module \"q\""},
+      {{"warm", "lib", "q"}, "no module \"q\""},
+      {{"modules", "deadbeef00"}, "no module's key begins with deadbeef00"},
+      {{"evict", "deadbeef00"}, "no module's key begins with deadbeef00"},
+      {{"pin", "deadbeef00"}, "no module's key begins with deadbeef00"},
+      {{"generate", "nosuch.xml"}, "no file nosuch.xml"},
+      {{"schema", "put", "nosuch.xml"}, "no file nosuch.xml"},
+  };
+  for (auto [args, words] : cases) {
+    const std::string what = absl::StrJoin(args, " ");
+    args.insert(args.end(),
+                {"--worker", worker->address(), "--daemon", daemon_address()});
+    const CliResult result = Cli(args);
+    EXPECT_EQ(result.ended, "exit status 4") << what;
+    EXPECT_THAT(result.error, HasSubstr(words)) << what;
+  }
+  // What is known, and not in the cache now, is there: nothing to be done.
+  const std::string to = worker->address();
+  EXPECT_EQ(Cli({"warm", "lib", "--worker", to}).ended, "exit status 0");
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(Cli({"evict", "--schema", "lib", "--path", "a", "--daemon",
+                   daemon_address()})
+                  .ended,
+              "exit status 0");
   }
 }
 

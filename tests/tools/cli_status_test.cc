@@ -16,6 +16,7 @@ TEST(CliStatusTest, TheExitCodeRidesOnTheStatus) {
   EXPECT_EQ(ExitCodeOf(absl::OkStatus()), kExitOk);
   EXPECT_EQ(ExitCodeOf(absl::InternalError("x")), kExitFailed);
   EXPECT_EQ(ExitCodeOf(UsageError("x")), kExitUsage);
+  EXPECT_EQ(ExitCodeOf(absl::NotFoundError("x")), kExitRefused);
   EXPECT_EQ(
       ExitCodeOf(WithExitCode(absl::UnavailableError("x"), kExitUnreachable)),
       kExitUnreachable);

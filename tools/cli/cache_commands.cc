@@ -20,11 +20,33 @@ absl::Status CheckPath(const std::string& path, const std::string& schema) {
 }
 
 // For what the daemon answered about a schema that it does not know.
-int NoSchema(const std::string& schema, bool json) {
-  return Report(
-      absl::NotFoundError(absl::StrCat("there is no schema \"", schema,
-                                       "\"; promptcache schema list has all")),
-      json);
+absl::Status NoSchema(const std::string& schema) {
+  return absl::NotFoundError(absl::StrCat(
+      "no schema \"", schema, "\"; promptcache schema list has all"));
+}
+
+// NotFound when what the filter names was never in the cache: a key, a schema,
+// a schema's path. Modules that are known but absent now are there.
+absl::Status CheckNamed(DaemonClient* daemon, const v1::ModuleFilter& filter) {
+  for (const std::string& key : filter.keys()) {
+    if (auto module = daemon->GetModule(key); !module.ok()) {
+      return module.status();
+    }
+  }
+  if (filter.schema().empty()) return absl::OkStatus();
+  v1::ListModulesRequest request;
+  request.mutable_filter()->set_schema(filter.schema());
+  request.mutable_filter()->set_path(filter.path());
+  request.set_include_absent(true);
+  request.set_page_size(1);
+  auto list = daemon->ListModules(request);
+  if (!list.ok()) return list.status();
+  if (!list->modules().empty()) return absl::OkStatus();
+  if (list->unknown_schema()) return NoSchema(filter.schema());
+  if (filter.path().empty()) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("no module \"", filter.path(),
+                                          "\" of schema \"", filter.schema(),
+                                          "\" was ever in the cache"));
 }
 
 // Which modules: --all, --schema NAME [--path PATH], or keys.
@@ -111,7 +133,6 @@ absl::StatusOr<v1::ListModulesResponse> ListAll(
     auto page = daemon->ListModules(request);
     if (!page.ok()) return page.status();
     all.mutable_modules()->MergeFrom(page->modules());
-    all.set_unknown_schema(page->unknown_schema());
     request.set_page_token(page->next_page_token());
   } while (!request.page_token().empty());
   return all;
@@ -144,9 +165,11 @@ int Modules(const Globals& globals, const ModulesFlags& flags) {
     request.mutable_filter()->set_schema(flags.schema);
     request.mutable_filter()->set_path(flags.path);
   }
+  if (auto named = CheckNamed(daemon->get(), request.filter()); !named.ok()) {
+    return Report(named, globals.json);
+  }
   auto list = ListAll(daemon->get(), request);
   if (!list.ok()) return Report(list.status(), globals.json);
-  if (list->unknown_schema()) return NoSchema(flags.schema, globals.json);
   if (globals.json) {
     std::cout << ToJson(*list)["modules"].dump(2) << "\n";
   } else if (list->modules().empty()) {
@@ -165,13 +188,13 @@ int Evict(const Globals& globals, const Selection& selection) {
   if (!filter.ok()) return Report(filter.status(), globals.json);
   auto daemon = globals.ConnectDaemon();
   if (!daemon.ok()) return Report(daemon.status(), globals.json);
+  if (auto named = CheckNamed(daemon->get(), *filter); !named.ok()) {
+    return Report(named, globals.json);
+  }
   v1::EvictModulesRequest request;
   *request.mutable_filter() = *filter;
   auto response = (*daemon)->EvictModules(request);
   if (!response.ok()) return Report(response.status(), globals.json);
-  if (response->unknown_schema()) {
-    return NoSchema(selection.schema, globals.json);
-  }
   if (globals.json) {
     std::cout << ToJson(*response).dump(2) << "\n";
   } else {
@@ -191,14 +214,14 @@ int Pin(const Globals& globals, const Selection& selection, bool unpin) {
   if (!filter.ok()) return Report(filter.status(), globals.json);
   auto daemon = globals.ConnectDaemon();
   if (!daemon.ok()) return Report(daemon.status(), globals.json);
+  if (auto named = CheckNamed(daemon->get(), *filter); !named.ok()) {
+    return Report(named, globals.json);
+  }
   v1::PinModulesRequest request;
   *request.mutable_filter() = *filter;
   request.set_unpin(unpin);
   auto response = (*daemon)->PinModules(request);
   if (!response.ok()) return Report(response.status(), globals.json);
-  if (response->unknown_schema()) {
-    return NoSchema(selection.schema, globals.json);
-  }
   if (globals.json) {
     std::cout << ToJson(*response).dump(2) << "\n";
   } else {

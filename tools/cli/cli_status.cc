@@ -110,6 +110,8 @@ absl::Status NamingFile(absl::Status status, const std::string& source,
 
 ExitCode ExitCodeOf(const absl::Status& status) {
   if (status.ok()) return kExitOk;
+  // Whoever found that it is not there.
+  if (absl::IsNotFound(status)) return kExitRefused;
   const auto payload = status.GetPayload(kExitCodeUrl);
   int code;
   if (payload.has_value() && absl::SimpleAtoi(std::string(*payload), &code)) {

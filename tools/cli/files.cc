@@ -40,6 +40,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   if (!in.good()) {
+    if (errno == ENOENT) return absl::NotFoundError("no file " + path);
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot read ", path));
   }
   out << in.rdbuf();
@@ -56,7 +57,7 @@ absl::StatusOr<std::string> FindModel(const std::string& model) {
   std::error_code error;
   if (fs::exists(path, error)) return path;
   if (!model.empty()) {
-    return absl::NotFoundError(absl::StrCat("there is no model ", path));
+    return absl::NotFoundError("no model " + path);
   }
   return absl::NotFoundError(
       absl::StrCat("no model: --model was not given and the small model is not "

@@ -84,7 +84,7 @@ absl::StatusOr<v1::Prompt> PromptFlags::Prompt() const {
   // Who types a question where a file is meant is told how to ask it.
   if (absl::IsNotFound(text.status()) && !file_.empty()) {
     return absl::NotFoundError(
-        absl::StrCat("there is no file ", file_,
+        absl::StrCat("no file ", file_,
                      "; a question itself goes with --message user:TEXT, "
                      "text to be continued with --text TEXT"));
   }
