@@ -256,6 +256,36 @@ TEST_F(CliTest, EveryCommandTalksToTheServers) {
   EXPECT_EQ(run({"schema", "list"}).size(), 0u);
 }
 
+TEST_F(CliTest, WhatIsRetainedIsExplained) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  const auto run = [&](std::vector<std::string> args) {
+    args.insert(args.end(),
+                {"--worker", worker->address(), "--daemon", daemon_address()});
+    CliResult result = Cli(std::move(args));
+    EXPECT_EQ(result.ended, "exit status 0") << result.error;
+    return result;
+  };
+  std::string text;
+  for (int i = 0; i < 60; ++i) absl::StrAppend(&text, "line ", i, ". ");
+  EXPECT_THAT(run({"generate", "--text", text, "--max-tokens", "1"}).error,
+              Not(HasSubstr("retained")));
+  EXPECT_THAT(run({"stats"}).out, HasSubstr("so these are no misses"));
+  EXPECT_THAT(
+      run({"generate", "--text", "x", "--max-tokens", "1", "--retain"}).error,
+      HasSubstr("note: nothing retained: fewer than 64 tokens"));
+  EXPECT_THAT(run({"modules"}).out, Not(HasSubstr("~prefix")));
+  EXPECT_THAT(
+      run({"generate", "--text", text, "--max-tokens", "1", "--retain"}).error,
+      HasSubstr(" tokens of prompt and answer stay in the cache"));
+  EXPECT_THAT(run({"modules"}).out, HasSubstr("~prefix: chunks of 64 tokens"));
+  const std::string stats = run({"stats"}).out;
+  EXPECT_THAT(stats, HasSubstr("mapped    device tier: memory of the CPU"));
+  EXPECT_THAT(stats, HasSubstr("now       workers 1, "));
+}
+
 // The complete lines of what a running command has written.
 std::vector<std::string> LinesOf(const ChildProcess& process) {
   std::vector<std::string> lines = absl::StrSplit(process.Log(), '\n');

@@ -1,5 +1,6 @@
 #include "tools/cli/cache_commands.h"
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,9 @@
 
 namespace promptcache::cli {
 namespace {
+
+// The schema under which workers keep what `retain` leaves.
+constexpr char kRetainedSchema[] = "~prefix";
 
 absl::Status CheckPath(const std::string& path, const std::string& schema) {
   if (path.empty() || !schema.empty()) return absl::OkStatus();
@@ -115,7 +119,13 @@ std::string ModuleTable(const v1::ListModulesResponse& list) {
                     PlacementText(m), WithCommas(m.hits()),
                     Ago(m.last_use_time()), note});
   }
-  return FormatTable(rows, "");
+  const bool retained = std::any_of(
+      list.modules().begin(), list.modules().end(),
+      [](const v1::Module& m) { return m.schema() == kRetainedSchema; });
+  return absl::StrCat(FormatTable(rows, ""),
+                      retained ? "~prefix: chunks of 64 tokens of prompts and "
+                                 "answers that --retain left here\n"
+                               : "");
 }
 
 struct ModulesFlags {

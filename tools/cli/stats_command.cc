@@ -47,13 +47,13 @@ std::string Handles(const v1::CacheStats& stats) {
   for (const auto& tier : stats.tiers()) {
     if (tier.handle_kinds().empty()) continue;  // an older daemon
     absl::StrAppendFormat(
-        &out, "%-9s %s, workers map it by %s%s\n",
+        &out, "mapped    %s tier: memory of %s, %s in workers (by %s)\n",
         EnumWord(v1::Tier_descriptor(), tier.tier()),
         tier.device_uuid().empty()
-            ? "CPU"
+            ? "the CPU"
             : absl::StrCat(tier.device_name(), " ", tier.device_uuid()),
-        absl::StrJoin(tier.handle_kinds(), ", "),
-        tier.mapped_read_only() ? ", read-only" : ", writable");
+        tier.mapped_read_only() ? "read-only" : "writable",
+        absl::StrJoin(tier.handle_kinds(), ", "));
   }
   return out;
 }
@@ -75,8 +75,8 @@ std::string Counts(const v1::CacheStats& stats) {
   if (stats.missed_probe_lookups() > 0) {
     absl::StrAppendFormat(
         &out,
-        "  no misses: %s lookups, %s tokens of plain prompts that nobody asked "
-        "to keep\n",
+        "  besides: %s lookups, %s tokens of prompts without a schema; nobody "
+        "asked to keep such text (--retain), so these are no misses\n",
         WithCommas(stats.missed_probe_lookups()),
         WithCommas(stats.missed_probe_tokens()));
   }
@@ -110,14 +110,20 @@ std::string Counts(const v1::CacheStats& stats) {
     absl::StrAppendFormat(&out, "pins      %s refused: the budget is full\n",
                           WithCommas(stats.pins_refused()));
   }
+  if (stats.promotions() + stats.demotions() > 0) {
+    absl::StrAppendFormat(
+        &out,
+        "moved     %s modules to a device (%s of them for a request that "
+        "waited), %s to the host tier\n",
+        WithCommas(stats.promotions()), WithCommas(stats.promotions_on_hit()),
+        WithCommas(stats.demotions()));
+  }
   absl::StrAppendFormat(
       &out,
-      "moves     %s promotions (%s on a hit), %s demotions; %s commits, %s "
-      "aborted, %s checksum mismatches\n"
-      "now       %d sessions, %d leases, %d reservations, %d schemas\n",
-      WithCommas(stats.promotions()), WithCommas(stats.promotions_on_hit()),
-      WithCommas(stats.demotions()), WithCommas(stats.commits()),
-      WithCommas(stats.aborted_reservations()),
+      "written   %s modules, %s given up halfway; %s found corrupt\n"
+      "now       workers %d, requests reading modules %d, "
+      "modules being written %d, schemas %d\n",
+      WithCommas(stats.commits()), WithCommas(stats.aborted_reservations()),
       WithCommas(stats.checksum_mismatches()), stats.num_sessions(),
       stats.num_leases(), stats.num_reservations(), stats.num_schemas());
   return out;
@@ -157,6 +163,16 @@ void AddStats(CLI::App* app, const Globals* globals, Action* action) {
   auto interval_s = std::make_shared<double>(1);
   CLI::App* command = app->add_subcommand(
       "stats", "what the cache holds, hits, misses and their reasons");
+  command->footer(
+      "\nTiers:   device: memory that models read in place, of a GPU or, "
+      "without one, of\n         the CPU (memfd: shared between processes; "
+      "plain or huge: its pages).\n         host: where GPUs' modules go when "
+      "there is no room for them.\n"
+      "Columns: leased: being read; pinned: never evicted; reserved: being "
+      "written;\n         quarantined: kept back until a lost worker is "
+      "surely gone.\n"
+      "Lookups: one for each module that a request asked for; hits were "
+      "there.");
   command->add_flag("-w,--watch", *watch, "again and again, until Ctrl-C");
   command->add_option("--interval", *interval_s, "seconds between two looks")
       ->check(CLI::Range(0.05, 3600.0))
