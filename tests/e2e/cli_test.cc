@@ -286,6 +286,25 @@ TEST_F(CliTest, WhatIsRetainedIsExplained) {
   EXPECT_THAT(stats, HasSubstr("now       workers 1, "));
 }
 
+TEST_F(CliTest, CountFindsModulesInAText) {
+  UseTinyModel();
+  StartDaemon();
+  auto worker = StartWorker();
+  WaitAttached(worker.get());
+  const std::string text = "A rule that is longer than thirty-two bytes.";
+  PC_ASSERT_OK(worker->PutSchema("<schema name=\"lib\"><module name=\"a\">" +
+                                 text + "</module></schema>"));
+  const auto cacheable = [&](const std::string& match) {
+    const CliResult result =
+        Cli({"count", "--text", text + " And?", "--match", match, "--json",
+             "--worker", worker->address()});
+    EXPECT_EQ(result.ended, "exit status 0") << result.error;
+    return result.json()["cacheable_tokens"].get<int>();
+  };
+  EXPECT_EQ(cacheable("none"), 0);
+  EXPECT_GT(cacheable("auto"), 0);
+}
+
 // The complete lines of what a running command has written.
 std::vector<std::string> LinesOf(const ChildProcess& process) {
   std::vector<std::string> lines = absl::StrSplit(process.Log(), '\n');

@@ -36,6 +36,23 @@ struct GenerateFlags {
   bool show_plan = false, ignore_eos = false, pending_compute = false;
 };
 
+void AddMatch(CLI::App* command, std::string* match) {
+  command
+      ->add_option("--match", *match,
+                   "of a prompt without schema: prefix: its beginning, when "
+                   "some request retained it; auto: also registered modules "
+                   "whose text stands in it; none")
+      ->check(CLI::IsMember({"none", "prefix", "auto"}))
+      ->capture_default_str()
+      ->group("Cache");
+}
+
+v1::Match MatchOf(const std::string& match) {
+  return match == "none"   ? v1::MATCH_NONE
+         : match == "auto" ? v1::MATCH_AUTO
+                           : v1::MATCH_PREFIX;
+}
+
 absl::StatusOr<v1::GenerateRequest> Request(const GenerateFlags& flags) {
   v1::GenerateRequest request;
   auto prompt = flags.prompt.Prompt();
@@ -62,9 +79,7 @@ absl::StatusOr<v1::GenerateRequest> Request(const GenerateFlags& flags) {
   request.set_pending_compute(flags.pending_compute);
   request.set_include_plan(flags.show_plan);
   request.set_link_tokens(flags.link_tokens);
-  request.set_match(flags.match == "none"   ? v1::MATCH_NONE
-                    : flags.match == "auto" ? v1::MATCH_AUTO
-                                            : v1::MATCH_PREFIX);
+  request.set_match(MatchOf(flags.match));
   if (flags.retain || !flags.retain_ttl.empty()) {
     if (request.prompt().has_pml()) {
       return UsageError(
@@ -220,17 +235,23 @@ int Generate(const Globals& globals, const GenerateFlags& flags) {
   return printer.completed() ? kExitOk : kExitRefused;
 }
 
-int Count(const Globals& globals, const PromptFlags& flags) {
-  auto prompt = flags.Prompt();
+struct CountFlags {
+  PromptFlags prompt;
+  std::string match = "prefix";
+};
+
+int Count(const Globals& globals, const CountFlags& flags) {
+  auto prompt = flags.prompt.Prompt();
   if (!prompt.ok()) return Report(prompt.status(), globals.json);
   auto worker = globals.ConnectWorker();
   if (!worker.ok()) return Report(worker.status(), globals.json);
   v1::CountTokensRequest request;
   *request.mutable_prompt() = *prompt;
-  request.set_layout(flags.layout());
+  request.set_layout(flags.prompt.layout());
+  request.set_match(MatchOf(flags.match));
   auto response = (*worker)->CountTokens(request);
   if (!response.ok()) {
-    return Report(NamingFile(response.status(), "prompt", flags.file()),
+    return Report(NamingFile(response.status(), "prompt", flags.prompt.file()),
                   globals.json);
   }
   if (globals.json) {
@@ -308,14 +329,7 @@ void AddGenerate(CLI::App* app, const Globals* globals, Action* action) {
       ->check(CLI::IsMember({"plan", "full"}))
       ->capture_default_str()
       ->group("Cache");
-  command
-      ->add_option("--match", flags->match,
-                   "of a prompt without schema: prefix: its beginning, when "
-                   "some request retained it; auto: also registered modules "
-                   "whose text stands in it; none")
-      ->check(CLI::IsMember({"none", "prefix", "auto"}))
-      ->capture_default_str()
-      ->group("Cache");
+  AddMatch(command, &flags->match);
   command
       ->add_flag("--retain", flags->retain,
                  "leave a prompt without schema, and its answer, in the cache "
@@ -343,10 +357,11 @@ void AddGenerate(CLI::App* app, const Globals* globals, Action* action) {
 }
 
 void AddCount(CLI::App* app, const Globals* globals, Action* action) {
-  auto flags = std::make_shared<PromptFlags>();
+  auto flags = std::make_shared<CountFlags>();
   CLI::App* command = app->add_subcommand(
       "count", "count a prompt's tokens and show its plan; computes nothing");
-  flags->AddTo(command);
+  flags->prompt.AddTo(command);
+  AddMatch(command, &flags->match);
   command->callback([=] { *action = [=] { return Count(*globals, *flags); }; });
 }
 
