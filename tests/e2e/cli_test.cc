@@ -568,6 +568,23 @@ TEST_F(CliTest, AnInterruptedAnswerIsJsonToo) {
   EXPECT_TRUE(json.contains("text"));
 }
 
+TEST_F(CliTest, AWorkerThatDiesInTheMiddleOfAnAnswerIsSaid) {
+  UseTinyModel(DemoModel());
+  auto worker = StartWorker();
+  auto generate = StartCli({"generate", "--text", "x", "--max-tokens", "30000",
+                            "--ignore-eos", "--worker", worker->address()});
+  PC_ASSERT_OK(generate);
+  // Some of it has come.
+  ASSERT_TRUE(
+      Eventually(absl::Seconds(60), [&] { return !generate->Log().empty(); }));
+  PC_ASSERT_OK(worker->process().Signal(SIGKILL));
+  EXPECT_THAT(generate->Wait(absl::Seconds(30)), IsOkAndHolds("exit status 3"));
+  EXPECT_THAT(ReadFileOrDie(base_ + ".err"),
+              HasSubstr(absl::StrCat("the worker at ", worker->address(),
+                                     " went away in the middle of the "
+                                     "answer")));
+}
+
 TEST_F(CliTest, UpServesUntilItIsInterrupted) {
   UseTinyModel();
   auto up = StartCli({"up", "--json", "--model", model_path(), "--dir",

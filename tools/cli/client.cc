@@ -54,6 +54,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> ConnectTo(
 // Who is asked.
 struct Server {
   const char* what;  // "a cache daemon"
+  const char* name;  // "daemon"
   std::string address;
 };
 
@@ -147,8 +148,10 @@ absl::Status ReadAll(grpc::ClientContext* context, const Server& server,
                      std::unique_ptr<grpc::ClientReader<Response>> reader,
                      const OnMessage& on_message) {
   Response response;
+  bool begun = false;
   bool stopped = false;
   while (reader->Read(&response)) {
+    begun = true;
     if (!stopped && !on_message(response)) {
       stopped = true;
       context->TryCancel();
@@ -158,6 +161,14 @@ absl::Status ReadAll(grpc::ClientContext* context, const Server& server,
   if (stopped && status.error_code() == grpc::StatusCode::CANCELLED) {
     return absl::OkStatus();
   }
+  // gRPC says no more than "Socket closed".
+  if (begun && status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return WithExitCode(absl::UnavailableError(absl::StrCat(
+                            "the ", server.name, " at ", server.address,
+                            " went away in the middle of the answer (",
+                            status.error_message(), ")")),
+                        kExitUnreachable);
+  }
   return CallStatus(status, server);
 }
 
@@ -165,7 +176,7 @@ absl::Status ReadAll(grpc::ClientContext* context, const Server& server,
 
 struct WorkerClient::Impl {
   explicit Impl(const std::string& address)
-      : calls({"an inference worker", address}) {}
+      : calls({"an inference worker", "worker", address}) {}
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::InferenceService::Stub> inference;
   std::unique_ptr<v1::SchemaService::Stub> schemas;
@@ -254,7 +265,7 @@ void WorkerClient::CancelAll() { impl_->calls.Cancel(); }
 
 struct DaemonClient::Impl {
   explicit Impl(const std::string& address)
-      : calls({"a cache daemon", address}) {}
+      : calls({"a cache daemon", "daemon", address}) {}
   std::unique_ptr<v1::CacheService::Stub> cache;
   Calls calls;
 };
