@@ -137,6 +137,25 @@ class Converter {
   int64_t bytes_ = 0;
 };
 
+// What the document's own element lacks: its faults come first, and without a
+// name no schema can be looked for.
+absl::Status CheckNamesSchema(const Prompt& prompt) {
+  PmlError error{.source = Source::kPrompt, .place = prompt.place};
+  if (!prompt.unknown_attribute.empty()) {
+    error.reason = "PML_UNKNOWN_ATTRIBUTE";
+    error.detail =
+        absl::StrCat("<prompt> has no attribute ", prompt.unknown_attribute);
+  } else if (prompt.schema.empty()) {
+    error.reason = "PML_UNKNOWN_SCHEMA";
+    error.detail = prompt.place.line > 0
+                       ? "<prompt> needs a schema: <prompt schema=\"NAME\">"
+                       : "the prompt names no schema";
+  } else {
+    return absl::OkStatus();
+  }
+  return error.ToStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Prompt>> ParsePrompt(
@@ -164,6 +183,7 @@ absl::StatusOr<std::shared_ptr<const Prompt>> ParsePrompt(
       prompt->unknown_attribute = name;
     }
   }
+  PC_RETURN_IF_ERROR(CheckNamesSchema(*prompt));
   bool preserve = false;
   prompt->bad_space_value = !ReadSpaceAttribute(*root, false, &preserve);
   prompt->items = ReadItems(*root, preserve);
@@ -176,6 +196,7 @@ absl::StatusOr<std::shared_ptr<const Prompt>> MakePrompt(
   prompt->schema = structured.schema;
   PC_ASSIGN_OR_RETURN(prompt->items,
                       Converter(limits).Convert(structured.items, 1));
+  PC_RETURN_IF_ERROR(CheckNamesSchema(*prompt));
   return prompt;
 }
 

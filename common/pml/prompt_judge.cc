@@ -108,18 +108,10 @@ absl::StatusOr<JudgedPrompt> Judge::Run() {
 }
 
 absl::Status Judge::JudgeRoot() {
-  if (!prompt_.unknown_attribute.empty()) {
-    return Fault(
-        prompt_.place, "PML_UNKNOWN_ATTRIBUTE",
-        absl::StrCat("<prompt> has no attribute ", prompt_.unknown_attribute));
-  }
   if (prompt_.schema != tree_->name) {
-    return Fault(
-        prompt_.place, "PML_UNKNOWN_SCHEMA",
-        prompt_.schema.empty()
-            ? std::string("the prompt names no schema")
-            : absl::StrCat("the prompt is of schema \"", prompt_.schema,
-                           "\", not of \"", tree_->name, "\""));
+    return Fault(prompt_.place, "PML_UNKNOWN_SCHEMA",
+                 absl::StrCat("the prompt is of schema \"", prompt_.schema,
+                              "\", not of \"", tree_->name, "\""));
   }
   if (prompt_.bad_space_value) {
     return Fault(prompt_.place, "PML_BAD_VALUE",

@@ -14,6 +14,29 @@
 namespace promptcache::pml {
 namespace {
 
+bool IsNameChar(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '#' ||
+         c == '.' || c == '_' || c == '-' || c == ':';
+}
+
+// Of the '&' or '<' that made the character at `at` one too many, its distance
+// before it; -1 when it was something else.
+int StrayBefore(std::string_view text, size_t at) {
+  if (at < text.size() && text[at] == '<') return 0;  // in an attribute
+  size_t begin = std::min(at, text.size());
+  if (begin > 0 && text[begin - 1] == '<') return 1;
+  while (begin > 0 && IsNameChar(text[begin - 1])) --begin;
+  if (begin == 0 || text[begin - 1] != '&') return -1;
+  return static_cast<int>(at - begin + 1);
+}
+
+// Whether it matters which element is open.
+bool IsAboutTheEnd(XML_Error code) {
+  return code == XML_ERROR_NO_ELEMENTS || code == XML_ERROR_UNCLOSED_TOKEN ||
+         code == XML_ERROR_UNCLOSED_CDATA_SECTION ||
+         code == XML_ERROR_PARTIAL_CHAR || code == XML_ERROR_TAG_MISMATCH;
+}
+
 // Deeper elements are counted, not kept: reading, judging and destroying a
 // document recurse.
 class Reader {
@@ -35,10 +58,7 @@ class Reader {
     const XML_Status status = XML_Parse(
         parser_.get(), text.data(), static_cast<int>(text.size()), XML_TRUE);
     PC_RETURN_IF_ERROR(refused_);
-    if (status != XML_STATUS_OK) {
-      return Refusal("PML_SYNTAX",
-                     XML_ErrorString(XML_GetErrorCode(parser_.get())));
-    }
+    if (status != XML_STATUS_OK) return Malformed(text);
     PC_RETURN_IF_ERROR(CheckLimit(source_, "depth", deepest_, max_depth_));
     return std::move(root_);
   }
@@ -51,6 +71,42 @@ class Reader {
     return PmlError{.reason = std::move(reason),
                     .source = source_,
                     .place = {.line = static_cast<int32_t>(line)},
+                    .detail = std::move(detail)}
+        .ToStatus();
+  }
+
+  // What expat found, where, and what is to be done about it.
+  absl::Status Malformed(std::string_view text) const {
+    const XML_Parser parser = parser_.get();
+    const XML_Error code = XML_GetErrorCode(parser);
+    const auto index = static_cast<size_t>(
+        std::max<int64_t>(0, XML_GetCurrentByteIndex(parser)));
+    Place place = {
+        .line = static_cast<int32_t>(XML_GetCurrentLineNumber(parser)),
+        .column = static_cast<int32_t>(XML_GetCurrentColumnNumber(parser)) + 1};
+    std::string detail = XML_ErrorString(code);
+    if (code == XML_ERROR_INVALID_TOKEN) {
+      if (const int back = StrayBefore(text, index); back >= 0) {
+        place.column -= back;
+        const bool opens = text[index - static_cast<size_t>(back)] == '<';
+        absl::StrAppend(&detail, opens
+                                     ? ": a < that is text is written &lt;"
+                                     : ": an & that is text is written &amp;");
+      }
+    } else if (code == XML_ERROR_UNDEFINED_ENTITY) {
+      absl::StrAppend(&detail, ": an & that is text is written &amp;");
+    } else if (code == XML_ERROR_NO_ELEMENTS) {
+      detail = root_ == nullptr ? "the document has no element"
+                                : "the document ends too early";
+    }
+    if (IsAboutTheEnd(code) && !open_.empty()) {
+      absl::StrAppend(&detail, ": <", open_.back()->name, "> of line ",
+                      open_.back()->place.line, ", column ",
+                      open_.back()->place.column, " is open");
+    }
+    return PmlError{.reason = "PML_SYNTAX",
+                    .source = source_,
+                    .place = place,
                     .detail = std::move(detail)}
         .ToStatus();
   }

@@ -30,9 +30,9 @@ TEST(CompilerTest, ReferencesCdataAndCommentsAreText) {
                           "<![CDATA[<d/>&amp;]]>&#x41;</prompt>")),
             "Intro. a <&> bc<d/>&amp;A");
   EXPECT_EQ(Refusal(kPlain, "<prompt schema='s'>a & b</prompt>"),
-            "PML_SYNTAX prompt 1:0");
+            "PML_SYNTAX prompt 1:22");
   EXPECT_EQ(Refusal(kPlain, "<prompt schema='s'>a < b</prompt>"),
-            "PML_SYNTAX prompt 1:0");
+            "PML_SYNTAX prompt 1:22");
 }
 
 // The text around a comment is one piece: it is tokenised together.
@@ -138,11 +138,11 @@ TEST(CompilerTest, FaultsOfImports) {
 TEST(CompilerTest, WrongRootElements) {
   EXPECT_EQ(Refusal("<prompt/>", kPlain), "PML_UNKNOWN_ELEMENT schema 1:1");
   EXPECT_EQ(Refusal(kPlain, "\n <schema/>"), "PML_UNKNOWN_ELEMENT prompt 2:2");
-  EXPECT_EQ(Refusal("", kPlain), "PML_SYNTAX schema 1:0");
+  EXPECT_EQ(Refusal("", kPlain), "PML_SYNTAX schema 1:1");
   EXPECT_EQ(Refusal("<?xml version='1.0' encoding='ISO-8859-1'?><schema/>", ""),
             "PML_SYNTAX schema 1:0");
   EXPECT_EQ(Refusal("<schema name='s'>\n\xE9</schema>", ""),
-            "PML_SYNTAX schema 2:0");
+            "PML_SYNTAX schema 2:1");
 }
 
 TEST(CompilerTest, ATemplateWithoutMarkersIsPlainText) {
