@@ -136,7 +136,7 @@ absl::StatusOr<Response> Unary(
   if (!call.allowed()) return Interrupted();
   call.context()->set_deadline(DeadlineIn(timeout));
   Response response;
-  const absl::Status status = CallStatus(
+  absl::Status status = CallStatus(
       (stub->*method)(call.context(), request, &response), calls->server());
   if (!status.ok()) return status;
   return response;
