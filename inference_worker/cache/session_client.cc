@@ -78,10 +78,10 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(
       ImportedMemory memory,
       ImportedMemory::Receive(options.socket_path + ".fd", options.device,
                               options.attach_timeout));
-  std::shared_ptr<SessionClient> session(new SessionClient(options));
-  session->memory_.emplace(std::move(memory));
+  std::shared_ptr<SessionClient> session(
+      new SessionClient(options, std::move(memory)));
   session->Start();
-  const absl::Status greeted = session->Greet();
+  absl::Status greeted = session->Greet();
   if (!greeted.ok()) {
     session->Break(greeted);
     session->Close();
@@ -90,8 +90,9 @@ absl::StatusOr<std::shared_ptr<SessionClient>> SessionClient::Open(
   return session;
 }
 
-SessionClient::SessionClient(const Options& options)
+SessionClient::SessionClient(const Options& options, ImportedMemory memory)
     : options_(options),
+      memory_(std::move(memory)),
       stub_(node::v1::NodeService::NewStub(NewChannel(options.socket_path))),
       context_(std::make_unique<grpc::ClientContext>()) {}
 
@@ -99,7 +100,7 @@ void SessionClient::Start() {
   node::v1::SessionRequest request;
   node::v1::Hello* hello = request.mutable_hello();
   hello->set_protocol_version(1);
-  hello->set_token(memory_->token());
+  hello->set_token(memory_.token());
   hello->set_worker_id(options_.worker_id);
   hello->set_model(options_.model);
   node::v1::KvLayout* layout = hello->mutable_layout();
@@ -109,14 +110,14 @@ void SessionClient::Start() {
   layout->set_page_tokens(options_.layout.page_tokens);
   layout->set_type(static_cast<uint32_t>(options_.layout.type));
   layout->set_version(options_.layout.version);
-  const gpu::DeviceInfo& device = memory_->device().info();
+  const gpu::DeviceInfo& device = memory_.device().info();
   hello->set_device_uuid(device.uuid);
   hello->set_driver_version(device.driver_version);
   hello->set_reads_arriving(options_.reads_arriving);
   for (const gpu::HandleKind kind :
        {gpu::HandleKind::kMemfd, gpu::HandleKind::kCudaIpc,
         gpu::HandleKind::kCudaFd}) {
-    if (memory_->device().CanImport(kind)) {
+    if (memory_.device().CanImport(kind)) {
       hello->add_importable_kinds(static_cast<node::v1::HandleKind>(kind));
     }
   }
@@ -159,11 +160,10 @@ absl::Status SessionClient::Greet() {
         absl::StrCat("the daemon's pages have ", welcome_.page_bytes(),
                      " bytes, ours ", options_.layout.page_bytes()));
   }
-  PC_RETURN_IF_ERROR(memory_->Import(ToldSegments(welcome_)));
-  return memory_->Configure(welcome_.page_bytes(),
-                            welcome_.generations_stride(),
-                            {.begin = welcome_.progress_words_begin(),
-                             .count = welcome_.num_progress_words()});
+  PC_RETURN_IF_ERROR(memory_.Import(ToldSegments(welcome_)));
+  return memory_.Configure(welcome_.page_bytes(), welcome_.generations_stride(),
+                           {.begin = welcome_.progress_words_begin(),
+                            .count = welcome_.num_progress_words()});
 }
 
 absl::Status SessionClient::loss() const {

@@ -58,7 +58,7 @@ class SessionClient final {
   SessionClient(const SessionClient&) = delete;
   SessionClient& operator=(const SessionClient&) = delete;
 
-  const ImportedMemory& memory() const { return *memory_; }
+  const ImportedMemory& memory() const { return memory_; }
   const node::v1::Welcome& welcome() const { return welcome_; }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   absl::Status loss() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -126,7 +126,7 @@ class SessionClient final {
     std::map<uint32_t, node::v1::AcquireReply> resolved;  // by index
   };
 
-  explicit SessionClient(const Options& options);
+  SessionClient(const Options& options, ImportedMemory memory);
   void Start() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Greet() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -165,7 +165,7 @@ class SessionClient final {
 
   // Const after Open.
   const Options options_;
-  std::optional<ImportedMemory> memory_;
+  ImportedMemory memory_;
   node::v1::Welcome welcome_;
 
   std::atomic<uint64_t> last_request_id_{0};
