@@ -87,11 +87,12 @@ TEST_P(GpuHandlesTest, TheStatsCommandNamesTheGpuAndTheKinds) {
               IsOkAndHolds(std::string("exit status 0")));
   EXPECT_THAT(
       stats->Log(),
-      AllOf(HasSubstr("Emulated GPU 0 GPU-"),
-            HasSubstr(GetParam() == "fd"    ? "map it by fd, read-only"
-                      : GetParam() == "ipc" ? "map it by ipc, writable"
-                                            : "map it by fd, ipc, writable"),
-            HasSubstr("map it by memfd, read-only")));
+      AllOf(
+          HasSubstr("Emulated GPU 0 GPU-"),
+          HasSubstr(GetParam() == "fd"    ? "read-only in workers (by fd)"
+                    : GetParam() == "ipc" ? "writable in workers (by ipc)"
+                                          : "writable in workers (by fd, ipc)"),
+          HasSubstr("read-only in workers (by memfd)")));
 }
 
 // With both in turn, a module may lie in segments of both kinds.
