@@ -27,7 +27,8 @@ constexpr char kFooter[] =
     "answers\n            prompts (--worker), the daemon keeps the cache "
     "(--daemon).\n"
     "Exit codes: 0 fine; 1 what was asked about failed; 2 the command line is "
-    "wrong;\n            3 no server answers; 4 the server refused, or what was "
+    "wrong;\n            3 no server answers; 4 the server refused, or what "
+    "was "
     "named is not\n            there.";
 
 // The command that was reached: "promptcache schema put".

@@ -322,7 +322,7 @@ TEST_F(WorkerServerTest, APromptThatNamesNoSchemaIsAtFaultItself) {
   request.mutable_prompt()->set_pml("<prompt><m/></prompt>");
   const absl::Status status = StatusOf(Generate(request));
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                               HasSubstr("schema")));
+                               HasSubstr("<prompt> needs a schema")));
   ASSERT_TRUE(rpc::GetErrorInfo(status).has_value());
   EXPECT_EQ(rpc::GetErrorInfo(status)->reason, "PML_UNKNOWN_SCHEMA");
   EXPECT_EQ(rpc::GetErrorInfo(status)->metadata.at("column"), "1");
