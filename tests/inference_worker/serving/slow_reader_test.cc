@@ -86,6 +86,9 @@ TEST_F(SlowReaderTest, PlacePagesAndLeaseGoBack) {
   const GenerationRequest request = Request(PlanBuilder::Exact(7), 30);
   const Sink stalled[] = {SubmitStalled(request, 5), SubmitStalled(request, 9)};
   EXPECT_EQ(cache_.counters().live_leases, 2u);
+  // Both have been behind for long enough: else the second other one might
+  // find the first one's place free again before that.
+  absl::SleepFor(2 * options_.reader_patience);
   // Both places are wanted at once.
   Gate both;
   backend_.SetHook([&](std::span<const RowGroup>) {
