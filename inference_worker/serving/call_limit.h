@@ -11,25 +11,33 @@
 
 namespace promptcache::worker {
 
-// How many calls of a worker's services may be open at once, all kinds
-// together: what bounds the executors' queues, and what a worker that ends
-// waits for. Thread-safe.
+// How many calls of a worker's services may be unanswered at once, all kinds
+// together: what bounds the executors' queues. And how many are open, which a
+// worker that ends waits for: gRPC says that a call is over some time after its
+// caller has the answer, and asks again. Thread-safe.
 class CallLimit {
  public:
   explicit CallLimit(uint32_t max_calls) : max_calls_(max_calls) {}
   CallLimit(const CallLimit&) = delete;
   CallLimit& operator=(const CallLimit&) = delete;
 
-  // ResourceExhausted when there are too many, Unavailable once closed. Leave
-  // is due in either case, when the call is over.
+  // ResourceExhausted when there are too many, Unavailable once closed.
+  // Answered and Leave are due in either case.
   absl::Status Enter() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     ++open_;
+    ++unanswered_;
     if (closed_) return absl::UnavailableError("the worker is shutting down");
-    if (open_ <= max_calls_) return absl::OkStatus();
+    if (unanswered_ <= max_calls_) return absl::OkStatus();
     return absl::ResourceExhaustedError(
         absl::StrCat("the queue is full: ", max_calls_, " calls are open"));
   }
+  // Just before the call's answer goes out.
+  void Answered() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    --unanswered_;
+  }
+  // The call is over.
   void Leave() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     if (--open_ == 0) none_.SignalAll();
@@ -57,6 +65,7 @@ class CallLimit {
   Mutex mu_;
   CondVar none_;
   uint32_t open_ ABSL_GUARDED_BY(mu_) = 0;
+  uint32_t unanswered_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 

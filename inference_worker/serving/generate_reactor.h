@@ -38,6 +38,7 @@ class GenerateReactor final : public QueuedWriteReactor<v1::GenerateResponse>,
   GenerateReactor(Scheduler* scheduler, CallLimit* limit,
                   std::string request_id, bool include_plan);
   void OnDrained() override { scheduler_->Wake(); }
+  void OnFinish() override { limit_->Answered(); }
   void OnCancel() override { requests_.Cancel(); }
   void OnDone() override;
 

@@ -39,7 +39,7 @@ class QueuedWriteReactor : public grpc::ServerWriteReactor<Message> {
       ended_ = true;
       if (writing_) return;
     }
-    this->Finish(status_);
+    FinishNow();
   }
   bool ready() const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
@@ -54,8 +54,14 @@ class QueuedWriteReactor : public grpc::ServerWriteReactor<Message> {
  protected:
   // The reader has caught up by one message, or has gone. No lock is held.
   virtual void OnDrained() = 0;
+  // The status is about to go out. No lock is held.
+  virtual void OnFinish() = 0;
 
  private:
+  void FinishNow() {
+    OnFinish();
+    this->Finish(status_);
+  }
   void OnWriteDone(bool ok) final ABSL_LOCKS_EXCLUDED(mu_) {
     const Message* next = nullptr;
     bool finish = false;
@@ -73,7 +79,7 @@ class QueuedWriteReactor : public grpc::ServerWriteReactor<Message> {
     }
     if (next != nullptr) this->StartWrite(next);
     if (finish) {
-      this->Finish(status_);
+      FinishNow();
     } else {
       OnDrained();
     }

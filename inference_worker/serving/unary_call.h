@@ -22,19 +22,23 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
                                          std::function<absl::Status()> run) {
     auto* call = new UnaryCall(limit);
     if (absl::Status room = limit->Enter(); !room.ok()) {
-      call->Finish(ToClientStatus(room));
+      call->Answer(room);
       return call;
     }
     executor->Add([call, run = std::move(run)] {
-      call->Finish(ToClientStatus(
-          call->cancelled_ ? absl::CancelledError("cancelled by the caller")
-                           : run()));
+      call->Answer(call->cancelled_
+                       ? absl::CancelledError("cancelled by the caller")
+                       : run());
     });
     return call;
   }
 
  private:
   explicit UnaryCall(CallLimit* limit) : limit_(limit) {}
+  void Answer(const absl::Status& status) {
+    limit_->Answered();
+    Finish(ToClientStatus(status));
+  }
   void OnCancel() override { cancelled_ = true; }
   void OnDone() override {
     limit_->Leave();

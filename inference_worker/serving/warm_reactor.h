@@ -37,6 +37,7 @@ class WarmReactor final : public QueuedWriteReactor<v1::WarmModulesResponse>,
   WarmReactor(Scheduler* scheduler, CallLimit* limit, absl::Time deadline)
       : limit_(limit), requests_(scheduler), deadline_(deadline) {}
   void OnDrained() override {}
+  void OnFinish() override { limit_->Answered(); }
   void OnCancel() override { requests_.Cancel(); }
   void OnDone() override;
   void SubmitNext();
