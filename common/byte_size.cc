@@ -65,7 +65,8 @@ std::string RoundedByteSize(uint64_t num_bytes) {
     const double value =
         std::ldexp(static_cast<double>(num_bytes), -unit.shift);
     const bool whole = value >= 100 || value == std::floor(value);
-    return absl::StrFormat(whole ? "%.0f %s" : "%.1f %s", value, unit.name);
+    return whole ? absl::StrFormat("%.0f %s", value, unit.name)
+                 : absl::StrFormat("%.1f %s", value, unit.name);
   }
   return absl::StrCat(num_bytes, " B");
 }
