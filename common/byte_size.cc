@@ -23,7 +23,7 @@ constexpr std::array<Unit, 4> kUnits = {
 }  // namespace
 
 absl::StatusOr<uint64_t> ParseByteSize(std::string_view text) {
-  const absl::Status error = absl::InvalidArgumentError(
+  absl::Status error = absl::InvalidArgumentError(
       absl::StrCat("\"", ToAbsl(text),
                    "\" is not a number of bytes such as 4096, 64KiB, "
                    "256MiB or 8GiB"));
