@@ -48,8 +48,7 @@ class GrpcCacheClient final : public CacheClient {
       changed_.WaitWithTimeout(&mu_, deadline - absl::Now());
     }
     if (session_ != nullptr && !session_->lost()) return absl::OkStatus();
-    return absl::DeadlineExceededError(absl::StrCat(
-        "not attached to a cache daemon: ", last_error_.message()));
+    return absl::DeadlineExceededError(WhyNotAttached());
   }
 
   absl::StatusOr<std::unique_ptr<CacheLease>> Acquire(
@@ -101,8 +100,13 @@ class GrpcCacheClient final : public CacheClient {
   absl::StatusOr<std::shared_ptr<SessionClient>> Current() const {
     MutexLock lock(&mu_);
     if (session_ != nullptr) return session_;
-    return absl::UnavailableError(absl::StrCat(
-        "not attached to a cache daemon: ", last_error_.message()));
+    return absl::UnavailableError(WhyNotAttached());
+  }
+
+  std::string WhyNotAttached() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return absl::StrCat("not attached to a cache daemon: ",
+                        last_error_.ok() ? "the first attempt is not over"
+                                         : last_error_.message());
   }
 
   void Run() {
