@@ -44,8 +44,9 @@ void StopSignals::Run() {
     if (!deferred_) {
       const std::string word =
           absl::StrCat(program_, ": signal ", number, " while starting\n");
-      // Whether it is read makes no difference to the end.
-      if (::write(STDERR_FILENO, word.data(), word.size()) < 0) ::_exit(0);
+      // Whether it could be written makes no difference to the end.
+      [[maybe_unused]] const ssize_t written =
+          ::write(STDERR_FILENO, word.data(), word.size());
       ::_exit(0);
     }
     signal_ = number;

@@ -28,8 +28,7 @@ constexpr char kFooter[] =
     "(--daemon).\n"
     "Exit codes: 0 fine; 1 what was asked about failed; 2 the command line is "
     "wrong;\n            3 no server answers; 4 the server refused, or what "
-    "was "
-    "named is not\n            there.";
+    "was named is\n            not there.";
 
 // The command that was reached: "promptcache schema put".
 std::string NameOf(const CLI::App& command) {
