@@ -128,14 +128,15 @@ class GrpcCacheClient final : public CacheClient {
         continue;
       }
       backoff = kMinBackoff;
-      Live(*std::move(session));
+      Live(*session);
+      session = absl::UnavailableError("over");  // unmaps what it had
       // A daemon that welcomes and leaves at once is not asked in a circle.
       Pause(backoff * absl::Uniform(random, 0.5, 1.0));
     }
   }
 
   // From the session's first moment to its last lease's.
-  void Live(std::shared_ptr<SessionClient> session) {
+  void Live(const std::shared_ptr<SessionClient>& session) {
     {
       MutexLock lock(&mu_);
       if (!stopping_) {

@@ -70,6 +70,8 @@ bool WantsJson(int argc, char** argv) {
 
 }  // namespace
 
+// CLI11 throws at names that no option may have, which would show at once.
+// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   using namespace promptcache::cli;
   google::InitGoogleLogging(argv[0]);
