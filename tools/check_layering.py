@@ -39,7 +39,7 @@ FORBIDDEN = {
 RPC_INCLUDE = re.compile(r'[<"](grpc|grpcpp|google/protobuf|google/rpc)/|\.pb\.h[>"]')
 RPC_FOLDERS = ("common/rpc/", "protos/", "tools/", "tests/")
 RPC_FILES = re.compile(
-    r"(_service|_reactor|_call|_client|_server|proto_convert|registry_client|/main)"
+    r"(_service|_reactor|_call|_client|_server|_stream|proto_convert|/main)"
     r"\.(h|cc)$")
 
 # Who may include third-party headers: header prefix -> folders.
