@@ -10,6 +10,7 @@
 #include "common/status_macros.h"
 #include "glog/logging.h"
 #include "inference_worker/cache/lease_client.h"
+#include "inference_worker/cache/proto_convert.h"
 #include "inference_worker/cache/session_client.h"
 
 namespace promptcache::worker {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <optional>
 #include <span>
 #include <utility>
@@ -10,80 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "common/fault_point.h"
 #include "common/progress_word.h"
-#include "common/rpc/duration.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
+#include "inference_worker/cache/proto_convert.h"
 
 namespace promptcache::worker {
 namespace {
-
-// 7 x 8 bytes, little endian.
-void AppendParts(const IdentityParts& parts, std::string* out) {
-  static_assert(std::endian::native == std::endian::little);
-  out->append(reinterpret_cast<const char*>(parts.data()), sizeof(parts));
-}
-
-node::v1::AcquirePurpose ToProto(AcquirePurpose purpose) {
-  switch (purpose) {
-    case AcquirePurpose::kRequest:
-      return node::v1::ACQUIRE_PURPOSE_REQUEST;
-    case AcquirePurpose::kProbe:
-      return node::v1::ACQUIRE_PURPOSE_PROBE;
-    case AcquirePurpose::kAgain:
-      return node::v1::ACQUIRE_PURPOSE_AGAIN;
-    case AcquirePurpose::kKeep:
-      return node::v1::ACQUIRE_PURPOSE_KEEP;
-  }
-  return node::v1::ACQUIRE_PURPOSE_UNSPECIFIED;
-}
-
-node::v1::SessionRequest ToRequest(uint64_t request_id,
-                                   const CacheClient::AcquireArgs& args,
-                                   bool joined_paths) {
-  node::v1::SessionRequest request;
-  node::v1::AcquireRequest* acquire = request.mutable_acquire();
-  acquire->set_request_id(request_id);
-  acquire->set_reserve_missing(args.reserve_missing);
-  acquire->set_want_page_sums(args.want_page_sums);
-  acquire->set_purpose(ToProto(args.purpose));
-  acquire->set_no_wait(args.no_wait);
-  acquire->set_schema(args.schema);
-  acquire->set_isolation_domain(args.isolation_domain);
-  const size_t num_keys = args.keys.size();
-  acquire->mutable_keys()->reserve(num_keys * sizeof(Digest));
-  acquire->mutable_identity_parts()->reserve(num_keys * sizeof(IdentityParts));
-  acquire->mutable_num_tokens()->Reserve(static_cast<int>(num_keys));
-  for (const AcquireKey& key : args.keys) {
-    acquire->mutable_keys()->append(
-        reinterpret_cast<const char*>(key.key.bytes.data()),
-        key.key.bytes.size());
-    acquire->add_num_tokens(key.num_tokens);
-    if (joined_paths) {
-      acquire->mutable_joined_paths()->append(key.path);
-      acquire->add_path_bytes(static_cast<uint32_t>(key.path.size()));
-    } else {
-      acquire->add_paths(key.path);
-    }
-    AppendParts(key.parts, acquire->mutable_identity_parts());
-  }
-  return request;
-}
-
-absl::StatusOr<AcquireOutcome> ToOutcome(node::v1::Outcome outcome) {
-  switch (outcome) {
-    case node::v1::OUTCOME_HIT:
-      return AcquireOutcome::kHit;
-    case node::v1::OUTCOME_RESERVED:
-      return AcquireOutcome::kReserved;
-    case node::v1::OUTCOME_PENDING:
-      return AcquireOutcome::kPending;
-    case node::v1::OUTCOME_MISS:
-      return AcquireOutcome::kMiss;
-    default:
-      return absl::InternalError(
-          absl::StrCat("outcome ", static_cast<int>(outcome)));
-  }
-}
 
 absl::Status CheckShape(const node::v1::AcquireReply& reply, size_t num_keys) {
   const int n = static_cast<int>(num_keys);
@@ -131,16 +62,6 @@ LeaseClient::LeaseClient(std::shared_ptr<SessionClient> session,
   }
 }
 
-v1::CachePolicy PolicyToProto(absl::Duration ttl, bool absolute_ttl, bool pin) {
-  v1::CachePolicy policy;
-  if (ttl >= absl::ZeroDuration()) {
-    rpc::SetDuration(ttl, policy.mutable_ttl());
-  }
-  policy.set_absolute_ttl(absolute_ttl);
-  policy.set_pin(pin);
-  return policy;
-}
-
 absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
     std::shared_ptr<SessionClient> session, const KvLayout& layout,
     const CacheClient::AcquireArgs& args, absl::Time deadline) {
@@ -153,7 +74,7 @@ absl::StatusOr<std::unique_ptr<CacheLease>> LeaseClient::Acquire(
   PC_ASSIGN_OR_RETURN(
       const node::v1::SessionResponse response,
       stream.CallAcquire(
-          ToRequest(lease->request_id_, args, stream.welcome().joined_paths()),
+          ToProto(lease->request_id_, args, stream.welcome().joined_paths()),
           deadline));
   if (!response.has_acquire()) {
     return absl::InternalError("the daemon answered something else");
@@ -188,7 +109,7 @@ absl::Status LeaseClient::Take(const node::v1::AcquireReply& reply,
     const int in_reply = static_cast<int>(i);
     const Key& key = keys_[first + i];
     AcquiredModule module;
-    PC_ASSIGN_OR_RETURN(module.outcome, ToOutcome(reply.outcomes(in_reply)));
+    PC_ASSIGN_OR_RETURN(module.outcome, FromProto(reply.outcomes(in_reply)));
     module.miss_reason =
         static_cast<CacheMissReason>(reply.miss_reasons(in_reply));
     module.differing_field =
@@ -274,15 +195,7 @@ absl::StatusOr<std::vector<bool>> LeaseClient::Commit(
     commit->add_reservation_ids(module.reservation_id);
     commit->mutable_page_sums()->Add(module.page_sums.begin(),
                                      module.page_sums.end());
-    node::v1::ModuleMetadata* metadata = commit->add_modules();
-    metadata->set_schema(module.schema);
-    metadata->set_path(module.path);
-    metadata->set_text_sha256(module.text_sha256.ToBytes());
-    metadata->set_context_key(module.context_key.ToBytes());
-    metadata->set_num_tokens(module.num_tokens);
-    metadata->set_compute_us(module.compute_us);
-    *metadata->mutable_policy() =
-        PolicyToProto(module.ttl, module.absolute_ttl, module.pin);
+    *commit->add_modules() = ToProto(module);
   }
   PC_ASSIGN_OR_RETURN(const node::v1::SessionResponse response,
                       session_->Call(request_id, std::move(request), deadline));

@@ -16,9 +16,6 @@
 
 namespace promptcache::worker {
 
-// `ttl` negative: unset.
-v1::CachePolicy PolicyToProto(absl::Duration ttl, bool absolute_ttl, bool pin);
-
 // CacheLease over one session. Thread-compatible but for Valid, Progress and
 // ReportCorruption, which may be called from several threads at once while
 // nothing else is.

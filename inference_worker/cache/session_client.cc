@@ -1,13 +1,12 @@
 #include "inference_worker/cache/session_client.h"
 
-#include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
+#include "inference_worker/cache/proto_convert.h"
 
 namespace promptcache::worker {
 namespace {
@@ -16,30 +15,6 @@ namespace {
 // an Acquire that takes it along; and after how many times in vain it rests.
 constexpr absl::Duration kTick = absl::Milliseconds(2);
 constexpr int kIdleTicks = 50;
-
-// An older daemon says nothing of kinds: then all came by descriptor.
-std::vector<ImportedMemory::Told> ToldSegments(
-    const node::v1::Welcome& welcome) {
-  std::vector<ImportedMemory::Told> segments;
-  size_t next_handle = 0;
-  for (int i = 0; i < welcome.segment_ids_size(); ++i) {
-    ImportedMemory::Told& told = segments.emplace_back();
-    told.segment = welcome.segment_ids(i);
-    if (i < welcome.segment_kinds_size()) {
-      told.kind = static_cast<gpu::HandleKind>(welcome.segment_kinds(i));
-    }
-    if (i < welcome.segment_bytes_size()) {
-      told.num_bytes = welcome.segment_bytes(i);
-    }
-    if (told.kind == gpu::HandleKind::kCudaIpc) {
-      told.ipc_handle = welcome.ipc_handles().substr(
-          std::min(next_handle, welcome.ipc_handles().size()),
-          gpu::kIpcHandleBytes);
-      next_handle += gpu::kIpcHandleBytes;
-    }
-  }
-  return segments;
-}
 
 }  // namespace
 
@@ -73,13 +48,7 @@ node::v1::SessionRequest SessionClient::Hello() const {
   hello->set_token(memory_.token());
   hello->set_worker_id(options_.worker_id);
   hello->set_model(options_.model);
-  node::v1::KvLayout* layout = hello->mutable_layout();
-  layout->set_num_layers(options_.layout.num_layers);
-  layout->set_num_kv_heads(options_.layout.num_kv_heads);
-  layout->set_head_dim(options_.layout.head_dim);
-  layout->set_page_tokens(options_.layout.page_tokens);
-  layout->set_type(static_cast<uint32_t>(options_.layout.type));
-  layout->set_version(options_.layout.version);
+  *hello->mutable_layout() = ToProto(options_.layout);
   const gpu::DeviceInfo& device = memory_.device().info();
   hello->set_device_uuid(device.uuid);
   hello->set_driver_version(device.driver_version);
@@ -127,7 +96,7 @@ absl::Status SessionClient::Greet() {
         absl::StrCat("the daemon's pages have ", welcome_.page_bytes(),
                      " bytes, ours ", options_.layout.page_bytes()));
   }
-  PC_RETURN_IF_ERROR(memory_.Import(ToldSegments(welcome_)));
+  PC_RETURN_IF_ERROR(memory_.Import(SegmentsFromProto(welcome_)));
   return memory_.Configure(welcome_.page_bytes(), welcome_.generations_stride(),
                            {.begin = welcome_.progress_words_begin(),
                             .count = welcome_.num_progress_words()});
