@@ -13,8 +13,8 @@
 
 namespace promptcache {
 
-// The raw descriptor socket beside the daemon's gRPC socket (ARCHITECTURE
-// section 7): gRPC carries neither descriptors nor peer credentials.
+// The raw descriptor socket beside the daemon's gRPC socket: gRPC carries
+// neither descriptors nor peer credentials.
 //
 // Protocol, version 2, over SOCK_SEQPACKET: the client connects and sends
 // FdHello with its own pidfd attached; the daemon checks SO_PEERCRED, answers

@@ -11,7 +11,7 @@ namespace promptcache {
 
 enum class KvType : uint32_t { kBf16 = 1, kFp16 = 2 };
 
-// How one page of KV lies in memory (ARCHITECTURE section 7):
+// How one page of KV lies in memory:
 //
 //   [layer][K|V][kv_head][page_tokens][head_dim]     contiguous, row-major
 //

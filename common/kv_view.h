@@ -23,8 +23,8 @@ struct KvView {
   uint32_t num_tokens = 0;
   // The span's origin in the plan: key t rests rotated to
   // local_position + t and stands at position_offset + local_position + t.
-  // A query at position p attends to it rotated to p - position_offset
-  // (ARCHITECTURE section 6).
+  // A query at position p attends to it rotated to p - position_offset: so a
+  // module is used at any place, and what is cached is never written.
   int32_t position_offset = 0;
   // Distance of token 0 from the origin.
   int32_t local_position = 0;

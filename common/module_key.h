@@ -20,8 +20,17 @@ struct IdentityBase {
   bool absolute_positions = false;
 };
 
-// Keys of all modules of a plan, in the order of plan.modules (ARCHITECTURE
-// section 5). Deterministic across processes and machines of one byte order.
+// Keys of all modules of a plan, in the order of plan.modules. Deterministic
+// across processes and machines of one byte order.
+//
+// A key is the SHA-256 of all that a module's states depend on, as tagged
+// fields: the version of this format; `base` (of the layout not the page size);
+// the context key; the module's pieces and the slots of its params, each with
+// its distance from the module's origin; with absolute_positions where it
+// starts in its schema. Where it stands in a prompt is no part of it. The
+// context key is the SHA-256 of what the module saw, in order: states (key of
+// their module, which tokens, distance) and scaffold texts (tokens, distance);
+// zeros when it saw nothing.
 std::vector<ModuleIdentity> ModuleIdentities(const pml::Plan& plan,
                                              const IdentityBase& base);
 

@@ -7,8 +7,10 @@
 namespace promptcache {
 
 // 64-bit sum of one page, for finding flipped or misplaced bytes, not for
-// security (ARCHITECTURE section 7). Position-keyed multiply-add over the
-// page's little-endian 64-bit words w_i, modulo 2^64:
+// security. The worker that wrote a page sends its sum with the commit; the
+// daemon checks it whenever the page moves, workers check some of what they
+// are given. Position-keyed multiply-add over the page's little-endian 64-bit
+// words w_i, modulo 2^64:
 //
 //   sum = Σ_i (w_i ^ kPageSumSeed) * k_i,   k_i = Mix(i) | 1
 //

@@ -25,7 +25,7 @@ struct Place {
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
-// A document that is refused (ARCHITECTURE section 3, "Refused").
+// A document that is refused (LANGUAGE.md, "What is refused").
 struct PmlError {
   std::string reason;  // "PML_SYNTAX", ...: the machine's word
   Source source = Source::kSchema;

@@ -151,8 +151,9 @@ struct PlanSpan {
   int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
 };
 
-// A compiled prompt (ARCHITECTURE sections 2 and 3): spans in plan order; a
-// fresh token sees every span before its own in full, and its own causally.
+// A compiled prompt: spans in plan order, at the places that LANGUAGE.md
+// ("Positions") says; a fresh token sees every span before its own in full, and
+// its own causally.
 // Immutable once made; shared between requests.
 struct Plan {
   std::string schema;

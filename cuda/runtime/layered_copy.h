@@ -30,10 +30,9 @@ struct LayerGroup {
 uint32_t LayersAtOnce(size_t num_pages, size_t page_bytes, uint32_t num_layers);
 
 // Queues a copy of whole pages to the device so that the first layers can be
-// read while the others are under way (ARCHITECTURE section 7): for each group
-// of layers one 2-D copy a stretch, and an event after it. A page is
-// [num_layers][equal parts]. Groups are in the order of layers; the last one
-// ends with num_layers.
+// read while the others are under way: for each group of layers one 2-D copy a
+// stretch, and an event after it. A page is [num_layers][equal parts]. Groups
+// are in the order of layers; the last one ends with num_layers.
 //
 // After an error something may be queued all the same: synchronize `stream`
 // before the pages are given away. REQUIRES: num_layers > 0 divides page_bytes.

@@ -53,7 +53,7 @@ bool SharedHugePagesAllowed() {
 }
 
 // Makes every page present and mapped. In one call: page faults one by one
-// cost 24 times as much (FACTS section 1).
+// cost 24 times as much (measured).
 absl::Status Populate(int fd, std::byte* base, uint64_t bytes) {
   if (::madvise(base, bytes, MADV_POPULATE_WRITE) == 0) {
     return absl::OkStatus();

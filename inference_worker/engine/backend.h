@@ -77,7 +77,7 @@ struct RowGroup {
 // What a row gives depends only on its token, its position relative to what it
 // sees, and the bytes of what it sees: never on the other rows of the pass, on
 // where pages lie, on how a span was split into passes, or on the number of
-// threads. Bit for bit on the CPU (ARCHITECTURE section 4).
+// threads. Bit for bit on the CPU; on a GPU as an option (cuda_backend.h).
 class Backend {
  public:
   virtual ~Backend() = default;

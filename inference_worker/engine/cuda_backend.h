@@ -20,8 +20,8 @@ struct CudaBackendOptions {
   // says what that rests on), attention split at fixed token counts.
   bool batch_invariant = false;
   int32_t invariant_rows = 128;
-  // Relocation by rotating keys instead of queries: slower, and rounds once
-  // more (ARCHITECTURE section 6).
+  // Attention to a view rotates its keys to where they stand, instead of the
+  // queries into the view's frame: slower, and rounds once more.
   bool rotate_keys = false;
   // Passes of few rows are recorded once and queued as a whole.
   bool graphs = true;

@@ -34,10 +34,10 @@ std::vector<bool> NeededModules(const pml::Plan& plan,
                                 const std::vector<bool>& present,
                                 bool all = false);
 
-// A plan lowered to rows (ARCHITECTURE sections 3, 4, 6): what to compute, in
-// which frame, seeing what, written where. The same plan gives the same views
-// and the same rows wherever a module's pages lie and whoever computed them;
-// therefore cached and bypassed results are equal bit for bit.
+// A plan lowered to rows: what to compute, in which frame (KvView's origin),
+// seeing what, written where. The same plan gives the same views and the same
+// rows wherever a module's pages lie and whoever computed them; therefore
+// cached and bypassed results are equal bit for bit.
 //
 // Rows form one queue in dependency order: modules in the order in which they
 // were added, then fresh parts in plan order, then generated tokens. A row

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Upper case, as the design writes them.
+// Upper case, as everywhere in the documents.
 std::string ExactnessWord(v1::Exactness exactness) {
   return exactness == v1::EXACTNESS_EXACT     ? "EXACT"
          : exactness == v1::EXACTNESS_MODULAR ? "MODULAR"

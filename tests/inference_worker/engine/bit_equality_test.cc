@@ -1,5 +1,6 @@
-// Results depend on nothing but what a row is and sees (ARCHITECTURE
-// section 4), for every set of kernels that runs here and for both numerics.
+// Results depend on nothing but what a row is and sees (the engine's README,
+// "What must stay true"), for every set of kernels that runs here and for both
+// numerics.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

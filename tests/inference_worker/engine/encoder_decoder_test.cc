@@ -1,5 +1,5 @@
 // T5: against the oracle in double precision, and what its results
-// must not depend on (ARCHITECTURE section 4), on every
+// must not depend on (the engine's README, "What must stay true"), on every
 // backend that runs here.
 
 #include <gmock/gmock.h>
