@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "cache_daemon/service/pins.h"
 #include "cache_daemon/service/proto_convert.h"
+#include "cache_daemon/service/session_proto_convert.h"
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
