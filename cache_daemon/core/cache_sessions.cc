@@ -130,49 +130,15 @@ void CacheState::OnProcessDeath(ProcessId process, absl::Time now,
   }
 }
 
-void CacheState::LoseReservation(Entry* entry, absl::Time now,
-                                 Effects* effects) {
-  CountAbort(*entry, now, effects);
-  std::vector<Waiter> waiters = std::move(entry->reservation->waiters);
-  const MissReason reason = entry->reservation->reason;
-  const IdentityField field = entry->reservation->differing_field;
-
-  const std::optional<Waiter> next = NextWriter(&waiters);
-  std::unique_ptr<Entry> heir;
-  if (next.has_value()) {
-    heir = std::make_unique<Entry>();
-    heir->key = entry->key;
-    heir->metadata = entry->metadata;
-    heir->isolation_domain = entry->isolation_domain;
-    heir->domain_hash = entry->domain_hash;
-    heir->shape = entry->shape;
-    heir->device = entry->device;
-    heir->num_pages = entry->num_pages;
-    heir->reservation = std::make_unique<Reservation>();
-    heir->reservation->reason = reason;
-    heir->reservation->differing_field = field;
-    heir->reservation->parts = entry->reservation->parts;
-  }
-  HideReserved(entry, /*lost=*/true);
-  if (!next.has_value()) {
-    ResolveMisses(*entry, waiters, reason, field, effects);
-    return;
-  }
-  Entry* const added = AddReserved(std::move(heir), now, effects);
-  if (added == nullptr) {
-    waiters.insert(waiters.begin(), *next);
-    ResolveMisses(*entry, waiters, MissReason::kNoMemory, IdentityField::kNone,
-                  effects);
-    return;
-  }
-  added->reservation->waiters = std::move(waiters);
-  HandOver(added, *next, effects);
-}
-
 void CacheState::EndLost(const std::vector<Entry*>& entries) {
   for (Entry* entry : entries) {
     Update(entry, [&] { --entry->num_lost; });
   }
+}
+
+absl::Status CacheState::NoSession(SessionId id) {
+  return absl::NotFoundError(
+      absl::StrCat("session ", static_cast<uint64_t>(id), " is not open"));
 }
 
 }  // namespace promptcache::daemon

@@ -68,15 +68,17 @@ class CacheState {
   absl::StatusOr<AcquireResult> Acquire(SessionId session,
                                         const AcquireRequest& request,
                                         absl::Time now, Effects* effects);
+  absl::Status Release(SessionId session, LeaseId lease, absl::Time now,
+                       Effects* effects);
+  void ReportUse(const RequestUse& use);
+
+  // cache_reservations.cc
   absl::StatusOr<std::vector<CommitResult>> Commit(
       SessionId session, std::span<const CommitModule> modules, absl::Time now,
       Effects* effects);
   absl::Status Abort(SessionId session,
                      std::span<const ReservationId> reservations,
                      absl::Time now, Effects* effects);
-  absl::Status Release(SessionId session, LeaseId lease, absl::Time now,
-                       Effects* effects);
-  void ReportUse(const RequestUse& use);
 
   // cache_moves.cc
   struct Check {
@@ -277,14 +279,15 @@ class CacheState {
   void CountLookup(const AcquiredModule& module, AcquirePurpose purpose,
                    uint32_t device, uint32_t num_tokens);
   void CountMiss(const AcquiredModule& module, uint32_t num_tokens);
-  void CountResolved(const PendingResolved& resolved, const Waiter& waiter,
-                     const Entry& entry);
+  LeaseId NewLease(SessionId session, std::vector<Entry*> entries);
   // The one lease of an Acquire, made when it is first needed.
   LeaseId LeaseOf(Asked* asked);
   // Leases the entry to a session of `device`; the caller adds it to the lease.
   void Hit(Entry* entry, uint32_t device, AcquirePurpose purpose,
            bool want_page_sums, absl::Time now, AcquiredModule* out);
   static void ShowReservation(const Entry& entry, AcquiredModule* out);
+
+  // cache_reservations.cc: how they end, and what those who waited are told.
   void CommitOne(SessionId session, const CommitModule& module, absl::Time now,
                  CommitResult* result, Effects* effects);
   void ResolveHits(Entry* entry, std::span<const Waiter> waiters,
@@ -293,8 +296,13 @@ class CacheState {
   void ResolveMisses(const Entry& entry, std::span<const Waiter> waiters,
                      MissReason reason, IdentityField differing_field,
                      Effects* effects);
+  void CountResolved(const PendingResolved& resolved, const Waiter& waiter,
+                     const Entry& entry);
   // The holder stopped writing: its pages serve the next one in line.
   void AbortReservation(Entry* entry, absl::Time now, Effects* effects);
+  // The holder may still be writing: its pages stay aside, the next one in
+  // line gets others.
+  void LoseReservation(Entry* entry, absl::Time now, Effects* effects);
   void CountAbort(const Entry& entry, absl::Time now, Effects* effects);
   // Takes the first waiter who would write out of the line.
   std::optional<Waiter> NextWriter(std::vector<Waiter>* waiters) const;
@@ -302,13 +310,9 @@ class CacheState {
   void HandOver(Entry* entry, const Waiter& waiter, Effects* effects);
   // An answer to fill in; nullptr when the waiter's session has ended.
   PendingResolved* Deliver(const Waiter& waiter, Effects* effects) const;
-  // A lease of one entry, for a waiter whose session lives.
-  LeaseId NewLease(SessionId session, std::vector<Entry*> entries);
 
   // cache_sessions.cc
-  // The holder may still be writing: its pages stay aside, the next one in
-  // line gets others.
-  void LoseReservation(Entry* entry, absl::Time now, Effects* effects);
+  static absl::Status NoSession(SessionId id);
   void EndLost(const std::vector<Entry*>& entries);
 
   // cache_moves.cc
