@@ -171,6 +171,7 @@ absl::Status Run(StopSignals& signals) {
   server_options.inference.daemon_attached = [w = worker.get()] {
     return w->daemon_attached();
   };
+  server_options.inference.cache = worker->cache();
   PC_ASSIGN_OR_RETURN(
       const std::unique_ptr<WorkerServer> server,
       WorkerServer::Create(server_options, worker->compiler(),

@@ -45,6 +45,9 @@ struct CompiledPrompt {
   // To warm: the last module's policy replaces the one that it has in the cache
   // already. (A commit brings the policies of what it creates.)
   bool replace_policy = false;
+  // Of a prompt in which modules were found (MatchMode::kAuto): the same one
+  // without them, cut into chunks. Null: it has no chunk.
+  std::shared_ptr<const CompiledPrompt> as_prefix;
 };
 
 struct GenerationRequest {

@@ -35,6 +35,7 @@ InferenceService::InferenceService(const Options& options,
       compiler_(compiler),
       scheduler_(scheduler),
       limit_(limit),
+      chooser_(options.cache),
       id_prefix_(absl::StrCat(absl::Hex(absl::ToUnixMicros(absl::Now())), "-",
                               getpid(), "-")),
       executor_(options.compile_threads) {}
@@ -43,15 +44,24 @@ std::string InferenceService::NextRequestId() {
   return absl::StrCat(id_prefix_, next_id_.fetch_add(1));
 }
 
+absl::StatusOr<std::shared_ptr<const CompiledPrompt>> InferenceService::Compile(
+    const PromptForm& form, v1::PlanLayout proto_layout, MatchMode match,
+    const GenerationRequest& request) {
+  PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(proto_layout));
+  PC_ASSIGN_OR_RETURN(std::shared_ptr<const CompiledPrompt> prompt,
+                      compiler_->Compile(form, layout, match));
+  return chooser_.Choose(std::move(prompt), request.cache_mode,
+                         request.isolation_domain);
+}
+
 absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
     const v1::GenerateRequest& request, absl::Time arrival,
     absl::Time deadline) {
   const absl::Time begin = absl::Now();
   PC_ASSIGN_OR_RETURN(GenerationRequest out, ToGenerationRequest(request));
   PC_ASSIGN_OR_RETURN(const PromptForm form, ToPromptForm(request.prompt()));
-  PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(request.layout()));
   PC_ASSIGN_OR_RETURN(const MatchMode match, ToMatch(request.match()));
-  PC_ASSIGN_OR_RETURN(out.prompt, compiler_->Compile(form, layout, match));
+  PC_ASSIGN_OR_RETURN(out.prompt, Compile(form, request.layout(), match, out));
   const bool names_schema = std::holds_alternative<PmlText>(form) ||
                             std::holds_alternative<pml::StructuredPrompt>(form);
   out.matched = !names_schema && out.prompt->chunk_tokens == 0 &&
@@ -88,10 +98,10 @@ grpc::ServerUnaryReactor* InferenceService::CountTokens(
       limit_, &executor_, [this, request, response]() -> absl::Status {
         PC_ASSIGN_OR_RETURN(const PromptForm form,
                             ToPromptForm(request->prompt()));
-        PC_ASSIGN_OR_RETURN(const auto layout, ToLayout(request->layout()));
         PC_ASSIGN_OR_RETURN(const MatchMode match, ToMatch(request->match()));
-        PC_ASSIGN_OR_RETURN(const auto prompt,
-                            compiler_->Compile(form, layout, match));
+        PC_ASSIGN_OR_RETURN(
+            const auto prompt,
+            Compile(form, request->layout(), match, GenerationRequest()));
         const pml::Plan& plan = *prompt->plan;
         response->set_prompt_tokens(static_cast<uint32_t>(plan.num_tokens));
         response->set_cacheable_tokens(

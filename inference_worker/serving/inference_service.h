@@ -7,6 +7,7 @@
 
 #include "inference_worker/serving/call_limit.h"
 #include "inference_worker/serving/executor.h"
+#include "inference_worker/serving/prompt_choice.h"
 #include "inference_worker/serving/prompt_compiler.h"
 #include "inference_worker/serving/scheduler.h"
 #include "promptcache/v1/inference.grpc.pb.h"
@@ -24,6 +25,8 @@ class InferenceService final : public v1::InferenceService::CallbackService {
     v1::ModelInfo model_info;
     // Whether the daemon's session is open; may be empty.
     std::function<bool()> daemon_attached;
+    // That of the scheduler; null: without a cache.
+    CacheClient* cache = nullptr;
   };
   // `limit` counts every call but GetModelInfo's, which is answered at once.
   InferenceService(const Options& options, PromptCompiler* compiler,
@@ -44,6 +47,10 @@ class InferenceService final : public v1::InferenceService::CallbackService {
                                          v1::ModelInfo* response) override;
 
  private:
+  // Of a prompt in which modules were found, what it is answered with.
+  absl::StatusOr<std::shared_ptr<const CompiledPrompt>> Compile(
+      const PromptForm& form, v1::PlanLayout layout, MatchMode match,
+      const GenerationRequest& request);
   absl::StatusOr<GenerationRequest> MakeRequest(
       const v1::GenerateRequest& request, absl::Time arrival,
       absl::Time deadline);
@@ -53,6 +60,7 @@ class InferenceService final : public v1::InferenceService::CallbackService {
   PromptCompiler* const compiler_;
   Scheduler* const scheduler_;
   CallLimit* const limit_;
+  PromptChooser chooser_;
   const std::string id_prefix_;
   std::atomic<uint64_t> next_id_{1};
   Executor executor_;

@@ -76,6 +76,7 @@ uint64_t NumBytes(const std::vector<pml::Piece>& pieces) {
 // Of all that grows with a prompt.
 uint64_t NumBytes(const CompiledPrompt& prompt) {
   uint64_t bytes = sizeof(prompt) + sizeof(pml::Plan);
+  if (prompt.as_prefix != nullptr) bytes += NumBytes(*prompt.as_prefix);
   for (const pml::PlanSpan& span : prompt.plan->spans) {
     bytes +=
         sizeof(span) + span.name.size() + span.tokens.size() * sizeof(int32_t);
@@ -337,14 +338,19 @@ absl::StatusOr<PromptCompiler::PromptEntry> PromptCompiler::CompileForm(
       PC_ASSIGN_OR_RETURN(rendered.text,
                           pml::MarkConversation(*messages, chat_template_));
     }
-    PromptEntry matched = MatchTexts(rendered, options);
-    if (matched.prompt != nullptr) return matched;
-    entry.complete = matched.complete;
+    entry = MatchTexts(rendered, options);
   }
   const bool cut = match != MatchMode::kNone && !options_.separate_segments &&
                    CutPrefix(&plan);
-  entry.prompt =
+  auto plain_prompt =
       WithKeys(std::move(plan), nullptr, cut ? kPrefixChunkTokens : 0);
+  if (entry.prompt == nullptr) {
+    entry.prompt = std::move(plain_prompt);
+  } else if (!plain_prompt->plan->modules.empty()) {
+    auto matched = std::make_shared<CompiledPrompt>(*entry.prompt);
+    matched->as_prefix = std::move(plain_prompt);
+    entry.prompt = std::move(matched);
+  }
   return entry;
 }
 

@@ -59,8 +59,8 @@ enum class MatchMode {
   kNone,    // nothing
   kPrefix,  // its beginning, as far as some request left it there
   // Texts of the registered modules: a text, or messages as rendered, that
-  // contains some, behind all that they saw, becomes a prompt of their schema.
-  // Else as kPrefix.
+  // contains some, behind all that they saw, becomes a prompt of their schema,
+  // and what kPrefix makes of it its `as_prefix`. Else as kPrefix.
   kAuto,
 };
 using PromptForm = std::variant<PmlText, pml::StructuredPrompt, PlainText,

@@ -74,6 +74,8 @@ class Worker {
   PromptCompiler* compiler() { return compiler_.get(); }
   Scheduler* scheduler() { return scheduler_.get(); }
   RegistryClient* registry() { return registry_.get(); }
+  // Null: without one.
+  CacheClient* cache() { return cache_.get(); }
   const ModelDescription& description() const { return description_; }
   bool daemon_attached() const {
     return cache_ != nullptr && cache_->attached();

@@ -138,6 +138,7 @@ class WorkerServerTest : public ::testing::Test {
     server.listen = "";
     server.max_calls = max_calls;
     server.inference.model_info.set_name("hash");
+    server.inference.cache = client_.get();
     server_ = *WorkerServer::Create(server, compiler_.get(), scheduler_.get(),
                                     &registry_);
     channel_ = server_->grpc_server()->InProcessChannel({});
@@ -483,6 +484,44 @@ TEST_F(WorkerServerTest, ATextIsReadAsFarAsItWasRetained) {
   const Answer none = Generate(request);
   EXPECT_EQ(none.completed.usage().cached_tokens(), 0u);
   EXPECT_EQ(none.text, second.text);
+}
+
+TEST_F(WorkerServerTest, ATextIsReadAsModulesOrAsRetainedByWhatIsLonger) {
+  const std::string module = "These are the rules of the house, all of them.";
+  ASSERT_TRUE(Put("<schema name=\"s\"><module name=\"m\">" + module +
+                  "</module></schema>")
+                  .ok());
+  v1::GenerateRequest request;
+  std::string text = "Read this: " + module;
+  for (int i = 0; i < 60; ++i) text += " line " + std::to_string(i) + ".";
+  request.mutable_prompt()->set_text(text);
+  request.set_max_tokens(5);
+  request.set_match(v1::MATCH_AUTO);
+  for (int i = 0; i < 2; ++i) {
+    const Answer modular = Generate(request);
+    EXPECT_EQ(modular.started.matched_schema(), "s");
+    EXPECT_EQ(modular.completed.exactness(), v1::EXACTNESS_MODULAR);
+  }
+  v1::GenerateRequest retaining = request;
+  retaining.clear_match();
+  retaining.mutable_retain();
+  const Answer kept = Generate(retaining);
+  ASSERT_GT(kept.completed.usage().created_tokens(), 64u);
+  const Answer read = Generate(request);
+  EXPECT_EQ(read.started.matched_schema(), "");
+  EXPECT_EQ(read.completed.exactness(), v1::EXACTNESS_EXACT);
+  EXPECT_EQ(read.completed.usage().cached_tokens(),
+            kept.completed.usage().created_tokens());
+  EXPECT_EQ(read.text, kept.text);
+  // It is counted as it would be read.
+  v1::CountTokensRequest count;
+  *count.mutable_prompt() = request.prompt();
+  count.set_match(v1::MATCH_AUTO);
+  v1::CountTokensResponse counted;
+  grpc::ClientContext context;
+  ASSERT_TRUE(inference_->CountTokens(&context, count, &counted).ok());
+  EXPECT_EQ(counted.exactness(), v1::EXACTNESS_EXACT);
+  EXPECT_EQ(counted.cacheable_tokens(), read.completed.usage().cached_tokens());
 }
 
 TEST_F(WorkerServerTest, CountsWithoutComputing) {
