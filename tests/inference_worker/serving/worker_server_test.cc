@@ -15,190 +15,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/rpc/duration.h"
 #include "common/rpc/grpc_status.h"
-#include "promptcache/v1/inference.grpc.pb.h"
-#include "promptcache/v1/schema.grpc.pb.h"
-#include "tests/inference_worker/serving/serving_fixture.h"
-#include "tests/support/fake_tokenizer.h"
-#include "tests/support/status_matchers.h"
+#include "tests/inference_worker/serving/worker_server_fixture.h"
 
 namespace promptcache::worker {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-
-// The daemon's registry: one text a name. Thread-safe.
-class FakeRegistry final : public RegistryClient {
- public:
-  absl::StatusOr<node::v1::PutSchemaResponse> PutSchema(
-      const node::v1::PutSchemaRequest& request) override {
-    MutexLock lock(&mu_);
-    if (down_) return Down();
-    v1::Schema& schema = schemas_[request.name()];
-    node::v1::PutSchemaResponse response;
-    response.set_created(schema.text() != request.text());
-    schema.set_name(request.name());
-    schema.set_text(request.text());
-    if (response.created()) schema.set_revision(schema.revision() + 1);
-    *schema.mutable_module_policies() = request.module_policies();
-    *response.mutable_schema() = schema;
-    return response;
-  }
-  absl::StatusOr<v1::Schema> GetSchema(const std::string& name,
-                                       uint64_t) override {
-    MutexLock lock(&mu_);
-    if (down_) return Down();
-    const auto it = schemas_.find(name);
-    if (it == schemas_.end()) return absl::NotFoundError("no such schema");
-    return it->second;
-  }
-  absl::StatusOr<v1::ListSchemasResponse> ListSchemas(
-      const v1::ListSchemasRequest&) override {
-    ++lists_;
-    if (list_hook_) list_hook_();
-    MutexLock lock(&mu_);
-    if (down_) return Down();
-    v1::ListSchemasResponse response;
-    for (const auto& [name, schema] : schemas_) {
-      *response.add_schemas() = schema;
-    }
-    return response;
-  }
-  absl::Status DeleteSchema(const std::string& name) override {
-    MutexLock lock(&mu_);
-    if (down_) return Down();
-    return schemas_.erase(name) > 0 ? absl::OkStatus()
-                                    : absl::NotFoundError("no such schema");
-  }
-  void SetDown(bool down) {
-    MutexLock lock(&mu_);
-    down_ = down;
-  }
-  // Called by every ListSchemas. Before the first call.
-  void SetListHook(std::function<void()> hook) { list_hook_ = std::move(hook); }
-  int lists() const { return lists_; }
-
- private:
-  static absl::Status Down() {
-    return absl::UnavailableError("the cache daemon cannot be reached");
-  }
-  std::function<void()> list_hook_;
-  std::atomic<int> lists_{0};
-  Mutex mu_;
-  std::map<std::string, v1::Schema> schemas_ ABSL_GUARDED_BY(mu_);
-  bool down_ ABSL_GUARDED_BY(mu_) = false;
-};
-
-constexpr char kSchema[] =
-    "<schema name=\"s\">Hello there. <module name=\"m\">A module of "
-    "words.</module><module name=\"n\" cache=\"false\">new</module></schema>";
-
-struct Answer {
-  grpc::Status status;
-  v1::Started started;
-  std::string text;
-  int tokens = 0;
-  v1::Completed completed;
-};
-
-class WorkerServerTest : public ::testing::Test {
- protected:
-  // Until the gate opens. It must outlive every step.
-  void HoldSteps(Gate* gate) {
-    backend_.SetHook([gate](std::span<const RowGroup>) {
-      gate->Wait();
-      return absl::OkStatus();
-    });
-  }
-  WorkerServerTest()
-      : backend_(4, static_cast<uint32_t>(tokenizer_.vocab_size())),
-        cache_(backend_.layout()),
-        source_(&registry_) {
-    PromptCompiler::Options options;
-    options.context_length = 4000;
-    compiler_ = std::make_unique<PromptCompiler>(
-        options, &tokenizer_, *ChatTemplate::FromName("chatml"), &source_);
-    pages_ = *PrivatePages::Create(backend_.layout(), 4000 * 64);
-    client_ = cache_.NewClient();
-    Serve({}, /*max_calls=*/4);
-  }
-  ~WorkerServerTest() override {
-    EXPECT_TRUE(server_->Shutdown(absl::Seconds(20)));
-    server_.reset();
-    scheduler_.reset();
-    EXPECT_EQ(pages_->free_pages(), pages_->capacity_pages());
-    EXPECT_EQ(cache_.counters().live_leases, 0u);
-  }
-
-  void Serve(const Scheduler::Options& options, uint32_t max_calls = 0) {
-    server_.reset();
-    scheduler_ = *Scheduler::Create(options, &backend_, pages_.get(),
-                                    &tokenizer_, client_.get());
-    WorkerServer::Options server;
-    server.listen = "";
-    server.max_calls = max_calls;
-    server.inference.model_info.set_name("hash");
-    server.inference.cache = client_.get();
-    server_ = *WorkerServer::Create(server, compiler_.get(), scheduler_.get(),
-                                    &registry_);
-    channel_ = server_->grpc_server()->InProcessChannel({});
-    inference_ = v1::InferenceService::NewStub(channel_);
-    schemas_ = v1::SchemaService::NewStub(channel_);
-  }
-
-  grpc::Status Put(const std::string& text,
-                   v1::CreateSchemaResponse* response = nullptr) {
-    v1::CreateSchemaResponse ignored;
-    v1::CreateSchemaRequest request;
-    request.set_text(text);
-    grpc::ClientContext context;
-    return schemas_->CreateSchema(&context, request,
-                                  response == nullptr ? &ignored : response);
-  }
-  static v1::GenerateRequest Pml(const std::string& body) {
-    v1::GenerateRequest request;
-    request.mutable_prompt()->set_pml("<prompt schema=\"s\">" + body +
-                                      "</prompt>");
-    request.set_max_tokens(6);
-    request.set_ignore_eos(true);
-    request.set_top_logprobs(2);
-    request.set_include_plan(true);
-    return request;
-  }
-  Answer Generate(const v1::GenerateRequest& request) {
-    Answer answer;
-    grpc::ClientContext context;
-    auto reader = inference_->Generate(&context, request);
-    v1::GenerateResponse response;
-    while (reader->Read(&response)) {
-      if (response.has_started()) answer.started = response.started();
-      if (response.has_delta()) {
-        answer.text += response.delta().text();
-        answer.tokens += response.delta().tokens_size();
-      }
-      if (response.has_completed()) answer.completed = response.completed();
-    }
-    answer.status = reader->Finish();
-    return answer;
-  }
-  static absl::Status StatusOf(const Answer& answer) {
-    return rpc::FromGrpcStatus(answer.status);
-  }
-
-  FakeTokenizer tokenizer_;
-  HashBackend backend_;
-  FakeCache cache_;
-  FakeRegistry registry_;
-  RegistrySchemaSource source_;
-  std::unique_ptr<PromptCompiler> compiler_;
-  std::unique_ptr<PrivatePages> pages_;
-  std::unique_ptr<CacheClient> client_;
-  std::unique_ptr<Scheduler> scheduler_;
-  std::unique_ptr<WorkerServer> server_;
-  std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::InferenceService::Stub> inference_;
-  std::unique_ptr<v1::SchemaService::Stub> schemas_;
-};
 
 TEST_F(WorkerServerTest, AnswersComeInOrderAndCountEverything) {
   ASSERT_TRUE(Put(kSchema).ok());
@@ -329,18 +152,6 @@ TEST_F(WorkerServerTest, APromptThatNamesNoSchemaIsAtFaultItself) {
   EXPECT_EQ(rpc::GetErrorInfo(status)->metadata.at("column"), "1");
 }
 
-TEST_F(WorkerServerTest, WhyAPromptCannotBeRetainedIsSaid) {
-  ASSERT_TRUE(Put(kSchema).ok());
-  v1::GenerateRequest request = Pml("x");
-  request.mutable_retain();
-  EXPECT_THAT(StatusOf(Generate(request)).message(),
-              HasSubstr("a schema keeps its modules itself"));
-  request.mutable_prompt()->set_text("x");
-  request.set_match(v1::MATCH_NONE);
-  EXPECT_THAT(StatusOf(Generate(request)).message(),
-              HasSubstr("not with match none"));
-}
-
 TEST_F(WorkerServerTest, UnknownSchemasAndALostDaemonAreToldApart) {
   EXPECT_EQ(Generate(Pml("x")).status.error_code(), grpc::NOT_FOUND);
   registry_.SetDown(true);
@@ -460,68 +271,6 @@ TEST_F(WorkerServerTest, WarmingStreamsProgress) {
     EXPECT_EQ(response.already_cached(), already);
   }
   EXPECT_EQ(Generate(Pml("<m/>x")).completed.usage().created_tokens(), 0u);
-}
-
-TEST_F(WorkerServerTest, ATextIsReadAsFarAsItWasRetained) {
-  v1::GenerateRequest request;
-  std::string text;
-  for (int i = 0; i < 30; ++i) text += "line " + std::to_string(i) + ". ";
-  request.mutable_prompt()->set_text(text);
-  request.set_max_tokens(70);
-  request.set_ignore_eos(true);
-  request.mutable_retain()->mutable_ttl()->set_seconds(60);
-  const Answer first = Generate(request);
-  ASSERT_TRUE(first.status.ok());
-  const v1::Usage& usage = first.completed.usage();
-  EXPECT_GT(usage.created_tokens(), 64u);
-  EXPECT_EQ(usage.retained_tokens(), (usage.prompt_tokens() + 69) / 64 * 64);
-  EXPECT_EQ(first.completed.exactness(), v1::EXACTNESS_EXACT);
-  request.clear_retain();
-  request.mutable_prompt()->set_text(text + first.text + "?");
-  const Answer second = Generate(request);
-  EXPECT_GE(second.completed.usage().cached_tokens(), usage.created_tokens());
-  request.set_match(v1::MATCH_NONE);
-  const Answer none = Generate(request);
-  EXPECT_EQ(none.completed.usage().cached_tokens(), 0u);
-  EXPECT_EQ(none.text, second.text);
-}
-
-TEST_F(WorkerServerTest, ATextIsReadAsModulesOrAsRetainedByWhatIsLonger) {
-  const std::string module = "These are the rules of the house, all of them.";
-  ASSERT_TRUE(Put("<schema name=\"s\"><module name=\"m\">" + module +
-                  "</module></schema>")
-                  .ok());
-  v1::GenerateRequest request;
-  std::string text = "Read this: " + module;
-  for (int i = 0; i < 60; ++i) text += " line " + std::to_string(i) + ".";
-  request.mutable_prompt()->set_text(text);
-  request.set_max_tokens(5);
-  request.set_match(v1::MATCH_AUTO);
-  for (int i = 0; i < 2; ++i) {
-    const Answer modular = Generate(request);
-    EXPECT_EQ(modular.started.matched_schema(), "s");
-    EXPECT_EQ(modular.completed.exactness(), v1::EXACTNESS_MODULAR);
-  }
-  v1::GenerateRequest retaining = request;
-  retaining.clear_match();
-  retaining.mutable_retain();
-  const Answer kept = Generate(retaining);
-  ASSERT_GT(kept.completed.usage().created_tokens(), 64u);
-  const Answer read = Generate(request);
-  EXPECT_EQ(read.started.matched_schema(), "");
-  EXPECT_EQ(read.completed.exactness(), v1::EXACTNESS_EXACT);
-  EXPECT_EQ(read.completed.usage().cached_tokens(),
-            kept.completed.usage().created_tokens());
-  EXPECT_EQ(read.text, kept.text);
-  // It is counted as it would be read.
-  v1::CountTokensRequest count;
-  *count.mutable_prompt() = request.prompt();
-  count.set_match(v1::MATCH_AUTO);
-  v1::CountTokensResponse counted;
-  grpc::ClientContext context;
-  ASSERT_TRUE(inference_->CountTokens(&context, count, &counted).ok());
-  EXPECT_EQ(counted.exactness(), v1::EXACTNESS_EXACT);
-  EXPECT_EQ(counted.cacheable_tokens(), read.completed.usage().cached_tokens());
 }
 
 TEST_F(WorkerServerTest, CountsWithoutComputing) {

@@ -1,0 +1,97 @@
+// Prompts without schema as clients see them: what is retained of them, and
+// registered modules that are found in them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/inference_worker/serving/worker_server_fixture.h"
+
+namespace promptcache::worker {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What match auto finds.
+constexpr char kModuleText[] = "These are the rules of the house, all of them.";
+constexpr char kLongModule[] =
+    "<schema name=\"s\"><module name=\"m\">These are the rules of the house, "
+    "all of them.</module></schema>";
+
+class PlainPromptTest : public WorkerServerTest {};
+
+TEST_F(PlainPromptTest, WhyAPromptCannotBeRetainedIsSaid) {
+  ASSERT_TRUE(Put(kSchema).ok());
+  v1::GenerateRequest request = Pml("x");
+  request.mutable_retain();
+  EXPECT_THAT(StatusOf(Generate(request)).message(),
+              HasSubstr("a schema keeps its modules itself"));
+  request.mutable_prompt()->set_text("x");
+  request.set_match(v1::MATCH_NONE);
+  EXPECT_THAT(StatusOf(Generate(request)).message(),
+              HasSubstr("not with match none"));
+}
+
+TEST_F(PlainPromptTest, ATextIsReadAsFarAsItWasRetained) {
+  v1::GenerateRequest request;
+  std::string text;
+  for (int i = 0; i < 30; ++i) text += "line " + std::to_string(i) + ". ";
+  request.mutable_prompt()->set_text(text);
+  request.set_max_tokens(70);
+  request.set_ignore_eos(true);
+  request.mutable_retain()->mutable_ttl()->set_seconds(60);
+  const Answer first = Generate(request);
+  ASSERT_TRUE(first.status.ok());
+  const v1::Usage& usage = first.completed.usage();
+  EXPECT_GT(usage.created_tokens(), 64u);
+  EXPECT_EQ(usage.retained_tokens(), (usage.prompt_tokens() + 69) / 64 * 64);
+  EXPECT_EQ(first.completed.exactness(), v1::EXACTNESS_EXACT);
+  request.clear_retain();
+  request.mutable_prompt()->set_text(text + first.text + "?");
+  const Answer second = Generate(request);
+  EXPECT_GE(second.completed.usage().cached_tokens(), usage.created_tokens());
+  request.set_match(v1::MATCH_NONE);
+  const Answer none = Generate(request);
+  EXPECT_EQ(none.completed.usage().cached_tokens(), 0u);
+  EXPECT_EQ(none.text, second.text);
+}
+
+TEST_F(PlainPromptTest, ATextIsReadAsModulesOrAsRetainedByWhatIsLonger) {
+  ASSERT_TRUE(Put(kLongModule).ok());
+  v1::GenerateRequest request;
+  std::string text = std::string("Read this: ") + kModuleText;
+  for (int i = 0; i < 60; ++i) text += " line " + std::to_string(i) + ".";
+  request.mutable_prompt()->set_text(text);
+  request.set_max_tokens(5);
+  request.set_match(v1::MATCH_AUTO);
+  for (int i = 0; i < 2; ++i) {
+    const Answer modular = Generate(request);
+    EXPECT_EQ(modular.started.matched_schema(), "s");
+    EXPECT_EQ(modular.completed.exactness(), v1::EXACTNESS_MODULAR);
+  }
+  v1::GenerateRequest retaining = request;
+  retaining.clear_match();
+  retaining.mutable_retain();
+  const Answer kept = Generate(retaining);
+  ASSERT_GT(kept.completed.usage().created_tokens(), 64u);
+  const Answer read = Generate(request);
+  EXPECT_EQ(read.started.matched_schema(), "");
+  EXPECT_EQ(read.completed.exactness(), v1::EXACTNESS_EXACT);
+  EXPECT_EQ(read.completed.usage().cached_tokens(),
+            kept.completed.usage().created_tokens());
+  EXPECT_EQ(read.text, kept.text);
+  // It is counted as it would be read.
+  v1::CountTokensRequest count;
+  *count.mutable_prompt() = request.prompt();
+  count.set_match(v1::MATCH_AUTO);
+  v1::CountTokensResponse counted;
+  grpc::ClientContext context;
+  ASSERT_TRUE(inference_->CountTokens(&context, count, &counted).ok());
+  EXPECT_EQ(counted.exactness(), v1::EXACTNESS_EXACT);
+  EXPECT_EQ(counted.cacheable_tokens(), read.completed.usage().cached_tokens());
+}
+
+}  // namespace
+}  // namespace promptcache::worker
