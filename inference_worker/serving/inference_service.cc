@@ -60,7 +60,11 @@ absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
   const absl::Time begin = absl::Now();
   PC_ASSIGN_OR_RETURN(GenerationRequest out, ToGenerationRequest(request));
   PC_ASSIGN_OR_RETURN(const PromptForm form, ToPromptForm(request.prompt()));
-  PC_ASSIGN_OR_RETURN(const MatchMode match, ToMatch(request.match()));
+  PC_ASSIGN_OR_RETURN(MatchMode match, ToMatch(request.match()));
+  // Whether a conversation can be kept must not depend on others' schemas.
+  if (out.retain.has_value() && match == MatchMode::kAuto) {
+    match = MatchMode::kPrefix;
+  }
   PC_ASSIGN_OR_RETURN(out.prompt, Compile(form, request.layout(), match, out));
   const bool names_schema = std::holds_alternative<PmlText>(form) ||
                             std::holds_alternative<pml::StructuredPrompt>(form);

@@ -191,16 +191,15 @@ absl::Status CheckRetain(const GenerationRequest& request) {
   if (!request.retain.has_value() || request.prompt->chunk_tokens > 0) {
     return absl::OkStatus();
   }
-  // Not found in a text: asked for by name.
-  if (!request.matched && !request.prompt->plan->schema.empty()) {
+  if (!request.prompt->plan->schema.empty()) {
     return rpc::InvalidFieldError(
         "retain",
         "is for text and messages; a schema keeps its modules itself");
   }
   return rpc::InvalidFieldError(
       "retain",
-      "not with match none, nor where match auto found registered modules, nor "
-      "with an encoder-decoder: nothing of such a prompt is cut into chunks");
+      "not with match none, nor with an encoder-decoder: nothing of such a "
+      "prompt is cut into chunks");
 }
 
 absl::StatusOr<std::optional<pml::Layout>> ToLayout(v1::PlanLayout layout) {

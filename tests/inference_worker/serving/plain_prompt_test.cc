@@ -34,6 +34,22 @@ TEST_F(PlainPromptTest, WhyAPromptCannotBeRetainedIsSaid) {
               HasSubstr("not with match none"));
 }
 
+TEST_F(PlainPromptTest, WhatIsRetainedIsMatchedToNoSchema) {
+  ASSERT_TRUE(Put(kLongModule).ok());
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text(std::string(kModuleText) + " So?");
+  request.set_max_tokens(100);
+  request.set_ignore_eos(true);
+  request.set_match(v1::MATCH_AUTO);
+  EXPECT_EQ(Generate(request).started.matched_schema(), "s");
+  request.mutable_retain();
+  const Answer kept = Generate(request);
+  PC_ASSERT_OK(StatusOf(kept));
+  EXPECT_EQ(kept.started.matched_schema(), "");
+  EXPECT_EQ(kept.completed.exactness(), v1::EXACTNESS_EXACT);
+  EXPECT_GT(kept.completed.usage().retained_tokens(), 0u);
+}
+
 TEST_F(PlainPromptTest, ATextIsReadAsFarAsItWasRetained) {
   v1::GenerateRequest request;
   std::string text;
