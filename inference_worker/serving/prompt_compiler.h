@@ -40,8 +40,8 @@ class SchemaSource {
   virtual ~SchemaSource() = default;
   // The current revision. NotFound; Unavailable without a daemon.
   virtual absl::StatusOr<SchemaRecord> Fetch(const std::string& name) = 0;
-  // Names of at most `max_names` schemas, for MatchMode::kAuto; a source that
-  // cannot tell has none.
+  // Names of at most `max_names` schemas, for MatchMode::kAuto: those that were
+  // registered last. A source that cannot tell has none.
   virtual absl::StatusOr<std::vector<std::string>> List(uint32_t) {
     return std::vector<std::string>();
   }

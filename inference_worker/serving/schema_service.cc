@@ -1,12 +1,14 @@
 #include "inference_worker/serving/schema_service.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
+#include "glog/logging.h"
 #include "inference_worker/serving/proto_convert.h"
 #include "inference_worker/serving/unary_call.h"
 
@@ -124,17 +126,36 @@ absl::StatusOr<SchemaRecord> RegistrySchemaSource::Fetch(
 
 absl::StatusOr<std::vector<std::string>> RegistrySchemaSource::List(
     uint32_t max_names) {
-  std::vector<std::string> names;
+  struct Listed {
+    int64_t seconds = 0;  // since the epoch: when its revision was registered
+    int32_t nanos = 0;
+    std::string name;
+  };
+  std::vector<Listed> listed;
   v1::ListSchemasRequest request;
+  request.set_page_size(1000);  // the most
   do {
-    request.set_page_size(std::min<uint32_t>(100, max_names));
-    PC_ASSIGN_OR_RETURN(const v1::ListSchemasResponse response,
+    PC_ASSIGN_OR_RETURN(v1::ListSchemasResponse response,
                         registry_->ListSchemas(request));
-    for (const v1::Schema& schema : response.schemas()) {
-      if (names.size() < max_names) names.push_back(schema.name());
+    for (v1::Schema& schema : *response.mutable_schemas()) {
+      listed.push_back({.seconds = schema.create_time().seconds(),
+                        .nanos = schema.create_time().nanos(),
+                        .name = std::move(*schema.mutable_name())});
     }
     request.set_page_token(response.next_page_token());
-  } while (!request.page_token().empty() && names.size() < max_names);
+  } while (!request.page_token().empty());
+  std::ranges::sort(listed, [](const Listed& a, const Listed& b) {
+    return std::tie(b.seconds, b.nanos, a.name) <
+           std::tie(a.seconds, a.nanos, b.name);
+  });
+  if (listed.size() > max_names) {
+    LOG_EVERY_T(WARNING, 60)
+        << listed.size() << " schemas are registered: match auto looks at the "
+        << max_names << " that were registered last";
+    listed.resize(max_names);
+  }
+  std::vector<std::string> names;
+  for (Listed& schema : listed) names.push_back(std::move(schema.name));
   return names;
 }
 

@@ -12,6 +12,7 @@
 namespace promptcache::worker {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // What match auto finds.
@@ -107,6 +108,18 @@ TEST_F(PlainPromptTest, ATextIsReadAsModulesOrAsRetainedByWhatIsLonger) {
   ASSERT_TRUE(inference_->CountTokens(&context, count, &counted).ok());
   EXPECT_EQ(counted.exactness(), v1::EXACTNESS_EXACT);
   EXPECT_EQ(counted.cacheable_tokens(), read.completed.usage().cached_tokens());
+}
+
+TEST_F(PlainPromptTest, SchemasToMatchAreThoseRegisteredLast) {
+  registry_.SetPageSize(2);
+  for (const std::string name : {"c", "a", "e", "b", "d"}) {
+    ASSERT_TRUE(Put("<schema name=\"" + name + "\">Text.</schema>").ok());
+  }
+  EXPECT_THAT(source_.List(3), IsOkAndHolds(ElementsAre("d", "b", "e")));
+  ASSERT_TRUE(Put("<schema name=\"c\">Other.</schema>").ok());
+  EXPECT_THAT(source_.List(2), IsOkAndHolds(ElementsAre("c", "d")));
+  EXPECT_THAT(source_.List(9),
+              IsOkAndHolds(ElementsAre("c", "d", "b", "e", "a")));
 }
 
 }  // namespace
