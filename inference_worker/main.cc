@@ -80,6 +80,10 @@ ABSL_FLAG(uint32_t, step_tokens, 256,
 ABSL_FLAG(uint32_t, max_running, 16, "requests that run at once");
 ABSL_FLAG(uint32_t, max_queue, 64,
           "requests that may wait; more are refused with RESOURCE_EXHAUSTED");
+ABSL_FLAG(absl::Duration, retain_ttl, absl::ZeroDuration(),
+          "how long prompts without schema, and their answers, stay in the "
+          "cache after their last use, for those that go on from there, when a "
+          "request does not say (retain, no_retain); 0: they do not");
 ABSL_FLAG(std::string, verify, "sample",
           "checksums of pages read from the cache: never, sample or always");
 ABSL_FLAG(absl::Duration, acquire_timeout, absl::Seconds(1),
@@ -151,13 +155,15 @@ absl::Status Run(StopSignals& signals) {
   WorkerServer::Options server_options;
   server_options.listen = absl::GetFlag(FLAGS_listen);
   server_options.insecure_listen = absl::GetFlag(FLAGS_insecure_listen);
+  server_options.inference.retain_ttl = absl::GetFlag(FLAGS_retain_ttl);
   PC_RETURN_IF_ERROR(server_options.Validate());
   // Last: it looks for GPUs, and says what it found.
   PC_ASSIGN_OR_RETURN(const std::unique_ptr<ComputeDevice> device,
                       ComputeDevice::Open(absl::GetFlag(FLAGS_device)));
   options.device = device.get();
   LOG(INFO) << "options:\n--device=" << absl::GetFlag(FLAGS_device) << "\n"
-            << options.ToString();
+            << options.ToString() << "\n--retain_ttl="
+            << absl::FormatDuration(server_options.inference.retain_ttl);
   LOG(INFO) << "device: " << device->description();
 
   // Before the model, whose loading takes long.

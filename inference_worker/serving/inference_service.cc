@@ -2,11 +2,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/rpc/duration.h"
+#include "common/rpc/grpc_status.h"
 #include "common/status_macros.h"
 #include "inference_worker/serving/generate_reactor.h"
 #include "inference_worker/serving/proto_convert.h"
@@ -27,6 +30,13 @@ absl::Time DeadlineOf(const grpc::CallbackServerContext& context) {
 }
 
 }  // namespace
+
+absl::Status InferenceService::Options::Validate() const {
+  if (retain_ttl >= absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--retain_ttl=", absl::FormatDuration(retain_ttl),
+                   ", must not be negative"));
+}
 
 InferenceService::InferenceService(const Options& options,
                                    PromptCompiler* compiler,
@@ -54,6 +64,21 @@ absl::StatusOr<std::shared_ptr<const CompiledPrompt>> InferenceService::Compile(
                          request.isolation_domain);
 }
 
+std::optional<ModulePolicy> InferenceService::DefaultRetain(
+    const GenerationRequest& request) const {
+  const CompiledPrompt& prompt = *request.prompt;
+  const int64_t most_tokens =
+      int64_t{prompt.plan->num_tokens} + request.max_tokens - 1;
+  if (options_.retain_ttl == absl::ZeroDuration() ||
+      options_.cache == nullptr || prompt.chunk_tokens == 0 ||
+      most_tokens < prompt.chunk_tokens || request.full_attention ||
+      request.cache_mode != CacheMode::kReadWrite) {
+    return std::nullopt;
+  }
+  return ModulePolicy{
+      .ttl = std::min(options_.retain_ttl, absl::Seconds(rpc::kMaxTtlSeconds))};
+}
+
 absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
     const v1::GenerateRequest& request, absl::Time arrival,
     absl::Time deadline) {
@@ -71,6 +96,12 @@ absl::StatusOr<GenerationRequest> InferenceService::MakeRequest(
   out.matched = !names_schema && out.prompt->chunk_tokens == 0 &&
                 !out.prompt->plan->schema.empty();
   PC_RETURN_IF_ERROR(CheckRetain(out));
+  if (request.no_retain() && out.retain.has_value()) {
+    return rpc::InvalidFieldError("no_retain", "not with retain");
+  }
+  if (!request.no_retain() && !out.retain.has_value()) {
+    out.retain = DefaultRetain(out);
+  }
   out.arrival = arrival;
   out.deadline = deadline;
   out.compile_time = absl::Now() - begin;

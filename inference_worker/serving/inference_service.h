@@ -3,8 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "inference_worker/serving/call_limit.h"
 #include "inference_worker/serving/executor.h"
 #include "inference_worker/serving/prompt_choice.h"
@@ -27,6 +32,11 @@ class InferenceService final : public v1::InferenceService::CallbackService {
     std::function<bool()> daemon_attached;
     // That of the scheduler; null: without a cache.
     CacheClient* cache = nullptr;
+    // How long a prompt without schema, and its answer, stay in the cache when
+    // the request does not say: as by its `retain`. Zero: they do not.
+    absl::Duration retain_ttl;
+
+    absl::Status Validate() const;
   };
   // `limit` counts every call but GetModelInfo's, which is answered at once.
   InferenceService(const Options& options, PromptCompiler* compiler,
@@ -51,6 +61,10 @@ class InferenceService final : public v1::InferenceService::CallbackService {
   absl::StatusOr<std::shared_ptr<const CompiledPrompt>> Compile(
       const PromptForm& form, v1::PlanLayout layout, MatchMode match,
       const GenerationRequest& request);
+  // Of one that says nothing of it. Nothing where it could come to nothing only
+  // (and would have to say so).
+  std::optional<ModulePolicy> DefaultRetain(
+      const GenerationRequest& request) const;
   absl::StatusOr<GenerationRequest> MakeRequest(
       const v1::GenerateRequest& request, absl::Time arrival,
       absl::Time deadline);

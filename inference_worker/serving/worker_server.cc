@@ -27,6 +27,7 @@ void SetServing(grpc::Server* server, bool serving) {
 }  // namespace
 
 absl::Status WorkerServer::Options::Validate() const {
+  PC_RETURN_IF_ERROR(inference.Validate());
   if (!listen.empty()) PC_RETURN_IF_ERROR(rpc::CheckListen(listen));
   if (listen.empty() || insecure_listen || rpc::IsLoopbackAddress(listen)) {
     return absl::OkStatus();

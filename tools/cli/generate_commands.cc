@@ -31,7 +31,7 @@ struct GenerateFlags {
   std::string cache_mode = "read-write";
   std::string attention = "plan";
   std::string match = "prefix";
-  bool retain = false;
+  bool retain = false, no_retain = false;
   std::string retain_ttl;
   bool show_plan = false, ignore_eos = false, pending_compute = false;
 };
@@ -80,6 +80,7 @@ absl::StatusOr<v1::GenerateRequest> Request(const GenerateFlags& flags) {
   request.set_include_plan(flags.show_plan);
   request.set_link_tokens(flags.link_tokens);
   request.set_match(MatchOf(flags.match));
+  request.set_no_retain(flags.no_retain);
   if (flags.retain || !flags.retain_ttl.empty()) {
     if (request.prompt().has_pml()) {
       return UsageError(
@@ -330,16 +331,22 @@ void AddGenerate(CLI::App* app, const Globals* globals, Action* action) {
       ->capture_default_str()
       ->group("Cache");
   AddMatch(command, &flags->match);
-  command
-      ->add_flag("--retain", flags->retain,
-                 "leave a prompt without schema, and its answer, in the cache "
-                 "for prompts that go on from there: whole chunks of 64 "
-                 "tokens, nothing below")
-      ->group("Cache");
-  command
-      ->add_option("--retain-ttl", flags->retain_ttl,
-                   "--retain, and for how long after the last use: 90s, 10m")
-      ->group("Cache");
+  auto* retain = command->add_flag(
+      "--retain", flags->retain,
+      "leave a prompt without schema, and its answer, in the cache for "
+      "prompts that go on from there: whole chunks of 64 tokens, nothing "
+      "below");
+  auto* retain_ttl = command->add_option(
+      "--retain-ttl", flags->retain_ttl,
+      "--retain, and for how long after the last use: 90s, 10m");
+  auto* no_retain = command->add_flag(
+      "--no-retain", flags->no_retain,
+      "leave nothing of it there, also where the worker does so unasked "
+      "(promptcache-worker --retain_ttl)");
+  no_retain->excludes(retain)->excludes(retain_ttl);
+  for (CLI::Option* option : {retain, retain_ttl, no_retain}) {
+    option->group("Cache");
+  }
   command
       ->add_option("--link-tokens", flags->link_tokens,
                    "recompute the first N tokens of each module")

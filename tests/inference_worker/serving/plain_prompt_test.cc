@@ -14,6 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // What match auto finds.
 constexpr char kModuleText[] = "These are the rules of the house, all of them.";
@@ -108,6 +109,67 @@ TEST_F(PlainPromptTest, ATextIsReadAsModulesOrAsRetainedByWhatIsLonger) {
   ASSERT_TRUE(inference_->CountTokens(&context, count, &counted).ok());
   EXPECT_EQ(counted.exactness(), v1::EXACTNESS_EXACT);
   EXPECT_EQ(counted.cacheable_tokens(), read.completed.usage().cached_tokens());
+}
+
+TEST_F(PlainPromptTest, AWorkerMayRetainWhatDoesNotSay) {
+  retain_ttl_ = absl::Minutes(7);
+  Serve({});
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("on and on");
+  request.set_max_tokens(100);
+  request.set_ignore_eos(true);
+  const auto retained = [&] {
+    const Answer answer = Generate(request);
+    PC_EXPECT_OK(StatusOf(answer));
+    EXPECT_THAT(answer.completed.notices(), IsEmpty());
+    return answer.completed.usage().retained_tokens();
+  };
+  // Who says no, or can leave nothing there, leaves nothing, without a word.
+  request.set_no_retain(true);
+  EXPECT_EQ(retained(), 0u);
+  request.clear_no_retain();
+  request.set_match(v1::MATCH_NONE);
+  EXPECT_EQ(retained(), 0u);
+  request.clear_match();
+  request.set_cache_mode(v1::CACHE_MODE_READ_ONLY);
+  EXPECT_EQ(retained(), 0u);
+  request.clear_cache_mode();
+  request.set_attention(v1::ATTENTION_MODE_FULL);
+  EXPECT_EQ(retained(), 0u);
+  request.clear_attention();
+  request.set_max_tokens(5);
+  EXPECT_EQ(retained(), 0u);
+  EXPECT_EQ(cache_.num_modules(), 0u);
+
+  request.set_max_tokens(100);
+  EXPECT_EQ(retained(), 64u);
+  request.mutable_prompt()->set_text("on and off");
+  request.mutable_retain()->mutable_ttl()->set_seconds(60);
+  EXPECT_EQ(retained(), 64u);
+  const std::vector<CommitModule> committed = cache_.committed();
+  ASSERT_EQ(committed.size(), 2u);
+  EXPECT_EQ(committed[0].ttl, absl::Minutes(7));
+  EXPECT_EQ(committed[1].ttl, absl::Minutes(1));
+}
+
+TEST_F(PlainPromptTest, WhatAutoMatchedIsNotRetainedByDefault) {
+  retain_ttl_ = absl::InfiniteDuration();
+  Serve({});
+  ASSERT_TRUE(Put(kLongModule).ok());
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text(std::string(kModuleText) + " So?");
+  request.set_max_tokens(100);
+  request.set_ignore_eos(true);
+  request.set_match(v1::MATCH_AUTO);
+  const Answer matched = Generate(request);
+  EXPECT_EQ(matched.started.matched_schema(), "s");
+  EXPECT_EQ(matched.completed.usage().retained_tokens(), 0u);
+  request.clear_match();
+  EXPECT_GT(Generate(request).completed.usage().retained_tokens(), 0u);
+  WorkerServer::Options options;
+  options.inference.retain_ttl = absl::Seconds(-1);
+  EXPECT_THAT(options.Validate(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("--retain_ttl=-1s")));
 }
 
 TEST_F(PlainPromptTest, SchemasToMatchAreThoseRegisteredLast) {

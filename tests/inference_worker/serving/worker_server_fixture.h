@@ -144,6 +144,7 @@ class WorkerServerTest : public ::testing::Test {
     server.max_calls = max_calls;
     server.inference.model_info.set_name("hash");
     server.inference.cache = client_.get();
+    server.inference.retain_ttl = retain_ttl_;
     server_ = *WorkerServer::Create(server, compiler_.get(), scheduler_.get(),
                                     &registry_);
     channel_ = server_->grpc_server()->InProcessChannel({});
@@ -190,6 +191,7 @@ class WorkerServerTest : public ::testing::Test {
     return rpc::FromGrpcStatus(answer.status);
   }
 
+  absl::Duration retain_ttl_;  // of the next Serve
   FakeTokenizer tokenizer_;
   HashBackend backend_;
   FakeCache cache_;

@@ -132,6 +132,10 @@ TEST_F(WorkerServerTest, BadFieldsAreNamed) {
   bad["match"].set_match(static_cast<v1::Match>(9));
   bad["retain"] = Pml("x");  // a schema says what is kept
   bad["retain"].mutable_retain();
+  bad["no_retain"] = {};
+  bad["no_retain"].mutable_prompt()->set_text("x");
+  bad["no_retain"].mutable_retain();
+  bad["no_retain"].set_no_retain(true);
   for (const auto& [field, request] : bad) {
     const absl::Status status = StatusOf(Generate(request));
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
