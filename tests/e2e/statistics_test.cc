@@ -59,6 +59,14 @@ class StatisticsTest : public NodeTest {
     for (const auto& miss : stats->misses()) with_reason += miss.lookups();
     EXPECT_EQ(with_reason, want.misses);
   }
+  uint64_t Lookups(v1::MissReason reason) {
+    const auto stats = Stats();
+    if (!stats.ok()) return 0;
+    for (const auto& miss : stats->misses()) {
+      if (miss.reason() == reason) return miss.lookups();
+    }
+    return 0;
+  }
 
   std::unique_ptr<WorkerProcess> worker_;
 };
@@ -107,6 +115,46 @@ TEST_F(StatisticsTest, APlainPromptMissesOnlyWhatItAskedToKeep) {
   EXPECT_EQ(stats->hit_tokens(), chunks * kChunkTokens);
   EXPECT_EQ(stats->miss_tokens(), chunks * kChunkTokens);
   EXPECT_EQ(stats->missed_probe_tokens(), chunks * kChunkTokens);
+}
+
+TEST_F(StatisticsTest, WhatIsRetainedUntilItExpiresIsMissedAndComputedAnew) {
+  Attach();
+  v1::GenerateRequest retaining = Plain(Words(60));
+  retaining.mutable_retain()->mutable_ttl()->set_nanos(300'000'000);
+  const Answer kept = Ask(retaining);
+  const uint64_t chunks = ChunksOf(kept);
+  ASSERT_GE(kept.usage().retained_tokens(), chunks * kChunkTokens);
+  ASSERT_TRUE(Eventually(absl::Seconds(20), [&] {
+    return Modules(/*include_absent=*/false).empty();
+  }));
+  const Answer looked = Ask(Plain(Words(60)));
+  ExpectLookups({.misses = chunks, .missed_probes = chunks});
+  retaining.mutable_retain()->mutable_ttl()->set_seconds(600);
+  const Answer again = Ask(retaining);
+  ExpectLookups({.misses = 2 * chunks, .missed_probes = chunks});
+  for (const Answer* answer : {&looked, &again}) {
+    EXPECT_EQ(answer->usage().cached_tokens(), 0u);
+    EXPECT_EQ(answer->ids, kept.ids);
+    EXPECT_EQ(answer->completed.logits_sha256(),
+              kept.completed.logits_sha256());
+  }
+  EXPECT_EQ(Lookups(v1::MISS_REASON_EXPIRED), chunks);
+  EXPECT_EQ(Lookups(v1::MISS_REASON_NEVER_SEEN), chunks);
+  EXPECT_EQ(Ask(Plain(Words(60))).usage().cached_tokens(),
+            chunks * kChunkTokens);
+}
+
+TEST_F(StatisticsTest, AWorkerThatRetainsUnaskedCountsWhatItMisses) {
+  Attach({"--retain_ttl=10m"});
+  v1::GenerateRequest request = Plain(Words(60));
+  request.set_no_retain(true);
+  const uint64_t chunks = ChunksOf(Ask(request));
+  ExpectLookups({.missed_probes = chunks});
+  request.clear_no_retain();
+  EXPECT_GE(Ask(request).usage().retained_tokens(), chunks * kChunkTokens);
+  ExpectLookups({.misses = chunks, .missed_probes = chunks});
+  EXPECT_EQ(Ask(request).usage().cached_tokens(), chunks * kChunkTokens);
+  ExpectLookups({.hits = chunks, .misses = chunks, .missed_probes = chunks});
 }
 
 TEST_F(StatisticsTest, APreemptedRequestCountsItsModulesOnce) {
