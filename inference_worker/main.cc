@@ -32,6 +32,7 @@ using promptcache::ByteSize;
 
 namespace {
 constexpr promptcache::pml::Limits kLimits;  // the defaults
+using promptcache::worker::Scheduler;
 }  // namespace
 
 ABSL_FLAG(std::string, model, "",
@@ -90,6 +91,11 @@ ABSL_FLAG(absl::Duration, acquire_timeout, absl::Seconds(1),
           "how long to wait for the daemon's answer before going on without");
 ABSL_FLAG(absl::Duration, pending_timeout, absl::Seconds(30),
           "how long to wait for modules that another request is encoding");
+ABSL_FLAG(absl::Duration, reader_patience, Scheduler::Options().reader_patience,
+          "how long a client may be behind in reading its answer while others "
+          "wait for its place or its memory; then it pauses for them");
+ABSL_FLAG(absl::Duration, reader_limit, Scheduler::Options().reader_limit,
+          "how long it may be behind when nobody waits");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "how long running requests may go on after SIGTERM");
 ABSL_FLAG(std::string, fingerprint_cache,
@@ -143,6 +149,8 @@ absl::StatusOr<Worker::Options> OptionsFromFlags() {
   options.scheduler.max_running = absl::GetFlag(FLAGS_max_running);
   options.scheduler.max_queue = absl::GetFlag(FLAGS_max_queue);
   options.scheduler.pending_timeout = absl::GetFlag(FLAGS_pending_timeout);
+  options.scheduler.reader_patience = absl::GetFlag(FLAGS_reader_patience);
+  options.scheduler.reader_limit = absl::GetFlag(FLAGS_reader_limit);
   PC_ASSIGN_OR_RETURN(options.scheduler.verify,
                       ParseVerify(absl::GetFlag(FLAGS_verify)));
   if (isatty(STDERR_FILENO)) options.progress = ShowProgress;

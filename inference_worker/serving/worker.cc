@@ -104,7 +104,9 @@ std::string Worker::Options::ToString() const {
       "\n--max_queue=", scheduler.max_queue,
       "\n--verify=", VerifyName(scheduler.verify),
       "\n--acquire_timeout=", absl::FormatDuration(acquire_timeout),
-      "\n--pending_timeout=", absl::FormatDuration(scheduler.pending_timeout));
+      "\n--pending_timeout=", absl::FormatDuration(scheduler.pending_timeout),
+      "\n--reader_patience=", absl::FormatDuration(scheduler.reader_patience),
+      "\n--reader_limit=", absl::FormatDuration(scheduler.reader_limit));
 }
 
 absl::StatusOr<std::unique_ptr<ModelFile>> Worker::LoadModel(
