@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -26,7 +28,7 @@ class CallLimit {
   absl::Status Enter() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     ++open_;
-    ++unanswered_;
+    if (++unanswered_ == 1) busy_since_ = absl::Now();
     if (closed_) return absl::UnavailableError("the worker is shutting down");
     if (unanswered_ <= max_calls_) return absl::OkStatus();
     return absl::ResourceExhaustedError(
@@ -41,6 +43,23 @@ class CallLimit {
   void Leave() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     if (--open_ == 0) none_.SignalAll();
+  }
+
+  // A request that a place was taken for is over.
+  void RequestDone(absl::Time now) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    done_.push_back(now);
+    if (done_.size() > kPaceRequests) done_.pop_front();
+  }
+  // When to come again for who is refused now: when all that are here will be
+  // through, at the pace of late.
+  absl::Duration RetryAfter(absl::Time now) const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    absl::Time since = std::max(busy_since_, now - kPaceWindow);
+    if (done_.size() == kPaceRequests) since = std::max(since, done_.front());
+    const auto count = done_.end() - std::ranges::lower_bound(done_, since);
+    return std::clamp((now - since) * unanswered_ / std::max<int64_t>(count, 1),
+                      kMinRetry, kMaxRetry);
   }
 
   // From now on no call is let in; those that are stay. For good.
@@ -60,13 +79,20 @@ class CallLimit {
   }
 
  private:
+  static constexpr absl::Duration kPaceWindow = absl::Seconds(30);
+  static constexpr size_t kPaceRequests = 256;
+  static constexpr absl::Duration kMinRetry = absl::Milliseconds(100);
+  static constexpr absl::Duration kMaxRetry = absl::Seconds(30);
+
   const uint32_t max_calls_;
 
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar none_;
   uint32_t open_ ABSL_GUARDED_BY(mu_) = 0;
   uint32_t unanswered_ ABSL_GUARDED_BY(mu_) = 0;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time busy_since_ ABSL_GUARDED_BY(mu_);        // meaningless with none
+  std::deque<absl::Time> done_ ABSL_GUARDED_BY(mu_);  // of late, the last last
 };
 
 }  // namespace promptcache::worker

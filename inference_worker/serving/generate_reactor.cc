@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "common/rpc/duration.h"
 #include "inference_worker/serving/proto_convert.h"
 
@@ -28,7 +29,7 @@ GenerateReactor::GenerateReactor(Scheduler* scheduler, CallLimit* limit,
 void GenerateReactor::Start(absl::StatusOr<GenerationRequest> request) {
   // The call may be over before this function is.
   const std::shared_ptr<GenerateReactor> self = self_;
-  if (!request.ok()) return End(ToClientStatus(request.status()));
+  if (!request.ok()) return End(ToClientStatus(request.status(), *limit_));
   prompt_ = request->prompt;
   matched_ = request->matched;
   with_logprobs_ = request->top_logprobs > 0;
@@ -36,7 +37,7 @@ void GenerateReactor::Start(absl::StatusOr<GenerationRequest> request) {
   exactness_ = request->full_attention ? pml::Exactness::kExact
                                        : prompt_->plan->exactness;
   const absl::Status submitted = requests_.Submit(*std::move(request), self);
-  if (!submitted.ok()) End(ToClientStatus(submitted));
+  if (!submitted.ok()) End(ToClientStatus(submitted, *limit_));
 }
 
 void GenerateReactor::OnStarted(const StartedEvent& event) {
@@ -63,12 +64,13 @@ void GenerateReactor::OnToken(TokenEvent event) {
 
 void GenerateReactor::OnDone(const absl::Status& status,
                              const CompletedEvent& event) {
+  limit_->RequestDone(absl::Now());
   if (status.ok()) {
     v1::GenerateResponse response;
     ToProto(event, exactness_, response.mutable_completed());
     Push(std::move(response));
   }
-  End(ToClientStatus(status));
+  End(ToClientStatus(status, *limit_));
 }
 
 void GenerateReactor::OnDone() {

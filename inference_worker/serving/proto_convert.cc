@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/pml/error.h"
 #include "common/rpc/duration.h"
 #include "common/rpc/grpc_status.h"
@@ -132,7 +133,7 @@ v1::FinishReason ToProto(FinishReason reason) {
 
 }  // namespace
 
-grpc::Status ToClientStatus(absl::Status status) {
+grpc::Status ToClientStatus(absl::Status status, const CallLimit& limit) {
   if (const auto error = pml::PmlErrorOf(status)) {
     rpc::ErrorInfo info;
     info.reason = error->reason;
@@ -141,7 +142,7 @@ grpc::Status ToClientStatus(absl::Status status) {
     }
     rpc::SetErrorInfo(info, &status);
   } else if (absl::IsResourceExhausted(status)) {
-    rpc::SetRetryDelay(absl::Seconds(1), &status);
+    rpc::SetRetryDelay(limit.RetryAfter(absl::Now()), &status);
   }
   return rpc::ToGrpcStatus(status);
 }

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "grpcpp/support/status.h"
+#include "inference_worker/serving/call_limit.h"
 #include "inference_worker/serving/generation.h"
 #include "inference_worker/serving/prompt_compiler.h"
 #include "inference_worker/serving/worker.h"
@@ -17,8 +18,8 @@
 namespace promptcache::worker {
 
 // The status as clients see it: a PmlError with ErrorInfo, a full queue with
-// RetryInfo.
-grpc::Status ToClientStatus(absl::Status status);
+// RetryInfo, which is what `limit` says.
+grpc::Status ToClientStatus(absl::Status status, const CallLimit& limit);
 
 // InvalidArgument, naming the field. Loops no deeper than gRPC's own limit.
 absl::StatusOr<PromptForm> ToPromptForm(const v1::Prompt& prompt);

@@ -37,7 +37,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   explicit UnaryCall(CallLimit* limit) : limit_(limit) {}
   void Answer(const absl::Status& status) {
     limit_->Answered();
-    Finish(ToClientStatus(status));
+    Finish(ToClientStatus(status, *limit_));
   }
   void OnCancel() override { cancelled_ = true; }
   void OnDone() override {

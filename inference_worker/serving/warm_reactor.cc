@@ -30,7 +30,7 @@ uint64_t WarmReactor::TokensOf(size_t index) const {
 
 void WarmReactor::Start(absl::StatusOr<Prompts> prompts) {
   const std::shared_ptr<WarmReactor> self = self_;
-  if (!prompts.ok()) return End(ToClientStatus(prompts.status()));
+  if (!prompts.ok()) return End(ToClientStatus(prompts.status(), *limit_));
   prompts_ = *std::move(prompts);
   progress_.set_modules_total(static_cast<uint32_t>(prompts_.size()));
   uint64_t tokens = 0;
@@ -54,7 +54,7 @@ void WarmReactor::SubmitNext() {
   if (absl::IsResourceExhausted(submitted) && absl::Now() < deadline_) {
     SubmitLater();
   } else if (!submitted.ok()) {
-    End(ToClientStatus(submitted));
+    End(ToClientStatus(submitted, *limit_));
   }
 }
 
@@ -72,7 +72,8 @@ void WarmReactor::SubmitLater() {
 void WarmReactor::OnDone(const absl::Status& status,
                          const CompletedEvent& event) {
   const std::shared_ptr<WarmReactor> self = self_;
-  if (!status.ok()) return End(ToClientStatus(status));
+  limit_->RequestDone(absl::Now());
+  if (!status.ok()) return End(ToClientStatus(status, *limit_));
   const pml::PlanModule& module = prompts_[next_]->plan->modules.back();
   progress_.set_modules_done(progress_.modules_done() + 1);
   progress_.set_tokens_done(progress_.tokens_done() + TokensOf(next_));
