@@ -35,7 +35,7 @@ enum class AcquirePurpose {
   kRequest,  // of a request: hits and misses
   kProbe,    // would keep nothing: what is missing is no miss
   kAgain,    // the same request, whose first Acquire was answered
-  kKeep,     // of no request
+  kKeep,     // of no request, or of one that has not chosen its plan
 };
 
 // One module asked for. The paths and parts serve reasons and lists only.
