@@ -101,6 +101,13 @@ class PeersTest(unittest.TestCase):
         run = self.start("speed", ["llama-bench"], "--llama-server", "/nowhere/llama-server")
         self.assertIn("no such program", run.stderr)
 
+    def test_a_part_that_fails_is_told_with_what_was_measured(self):
+        (self.folder / "llama-bench").unlink()
+        (self.folder / "llama-bench").symlink_to("/bin/false")
+        run = self.start("speed", ["llama-bench"])
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("speed, which failed", json.loads(run.stdout)["left_out"][0])
+
 
 class UnitTest(unittest.TestCase):
     peers = load_peers()
