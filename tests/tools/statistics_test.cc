@@ -14,6 +14,13 @@ TEST(MedianTest, IsTheUpperOneOfAnEvenNumber) {
   EXPECT_EQ(Median({4, 1, 3, 2}), 3);
 }
 
+TEST(SpreadTest, GoesFromTheLowestToTheHighest) {
+  const Spread spread = SpreadOf({9, 1, 5});
+  EXPECT_EQ(spread.median, 5);
+  EXPECT_EQ(spread.low, 1);
+  EXPECT_EQ(spread.high, 9);
+}
+
 struct Pairs {
   std::vector<double> a;
   std::vector<double> b;

@@ -85,6 +85,27 @@ nlohmann::json ToJson(const Conditions& conditions) {
           {"held_against", conditions.held_against}};
 }
 
+std::string ToText(const std::vector<Bar>& bars) {
+  std::string text;
+  for (const Bar& bar : bars) {
+    absl::StrAppendFormat(&text, "%s: %.4g, to be %s %.4g: %s\n", bar.name,
+                          bar.value, bar.at_least ? ">=" : "<=", bar.limit,
+                          bar.held() ? "held" : "not held");
+  }
+  return text;
+}
+
+nlohmann::json ToJson(const std::vector<Bar>& bars) {
+  nlohmann::json json = nlohmann::json::array();
+  for (const Bar& bar : bars) {
+    json.push_back({{"name", bar.name},
+                    {"value", bar.value},
+                    {bar.at_least ? "at_least" : "at_most", bar.limit},
+                    {"held", bar.held()}});
+  }
+  return json;
+}
+
 void PrintJson(const Conditions& conditions, nlohmann::json result) {
   result["conditions"] = ToJson(conditions);
   std::cout << result.dump(2) << "\n";

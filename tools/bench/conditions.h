@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 namespace promptcache::bench {
 
@@ -22,6 +23,20 @@ Conditions ReadConditions(std::string held_against);
 // Lines for above a table.
 std::string ToText(const Conditions& conditions);
 nlohmann::json ToJson(const Conditions& conditions);
+
+// A number that a figure is held against.
+struct Bar {
+  std::string name;
+  double value = 0;
+  double limit = 0;
+  bool at_least = false;  // the limit is the lowest, else the highest
+
+  bool held() const { return at_least ? value >= limit : value <= limit; }
+};
+
+// One line each, that says held or not held.
+std::string ToText(const std::vector<Bar>& bars);
+nlohmann::json ToJson(const std::vector<Bar>& bars);
 
 // The object `result`, and the conditions in it, on standard output.
 void PrintJson(const Conditions& conditions, nlohmann::json result);

@@ -14,6 +14,11 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
+Spread SpreadOf(const std::vector<double>& values) {
+  const auto [low, high] = std::ranges::minmax_element(values);
+  return {.median = Median(values), .low = *low, .high = *high};
+}
+
 PairedRatio RatioOf(const std::vector<double>& a,
                     const std::vector<double>& b) {
   CHECK_EQ(a.size(), b.size());
