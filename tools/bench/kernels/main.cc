@@ -9,10 +9,12 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_format.h"
 #include "inference_worker/cpu/kernels.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/conditions.h"
 #include "tools/bench/kernels/floor.h"
+#include "tools/bench/statistics.h"
 
 namespace promptcache::bench {
 namespace {
@@ -54,7 +56,7 @@ struct Result {
   uint32_t threads = 0;
   std::string what;
   uint32_t rows = 0;
-  double seconds = 0;
+  Spread seconds;
   double flops = 0;
   double bytes = 0;
   double floor_seconds = 0;
@@ -62,25 +64,26 @@ struct Result {
 
 struct Settings {
   double seconds_per_point = 0.04;
+  uint32_t rounds = 5;
   bool json = false;
   std::vector<std::string> kernels;
   std::vector<uint32_t> threads = {1, 0};
 };
 
-// Seconds of one call: the best of some rounds, after one to warm up.
-double Time(uint32_t num_threads, double budget_seconds,
+// Seconds of one call: of some rounds, after one to warm up.
+Spread Time(uint32_t num_threads, const Settings& settings,
             const std::function<void(size_t)>& call) {
   call(0);
-  double best = 1e30;
+  std::vector<double> rounds;
   double spent = 0;
-  for (size_t i = 1; spent < budget_seconds || i <= 2; ++i) {
+  for (size_t i = 1; spent < settings.seconds_per_point || i <= settings.rounds;
+       ++i) {
     const Stopwatch watch(num_threads);
     call(i);
-    const double seconds = watch.Seconds();
-    best = std::min(best, seconds);
-    spent += seconds;
+    rounds.push_back(watch.Seconds());
+    spent += rounds.back();
   }
-  return best;
+  return SpreadOf(rounds);
 }
 
 class Bench {
@@ -111,7 +114,7 @@ class Bench {
   const std::vector<Result>& results() const { return results_; }
 
  private:
-  void Add(const std::string& what, uint32_t rows, double seconds, double flops,
+  void Add(const std::string& what, uint32_t rows, Spread seconds, double flops,
            double bytes, double peak_flops) {
     results_.push_back(
         {.kernels = kernels_->name(),
@@ -176,8 +179,8 @@ class Bench {
         a[i] = static_cast<float>(i * 37 % 101) * 0.02f - 1.0f;
       }
       std::vector<float> c(size_t{rows} * shape.out_stride);
-      const double seconds = Time(
-          kernels_->num_threads(), settings_.seconds_per_point, [&](size_t i) {
+      const Spread seconds =
+          Time(kernels_->num_threads(), settings_, [&](size_t i) {
             kernels_->Gemm(a.data(), shape.k, rows,
                            matrices[i % matrices.size()], c.data(),
                            shape.out_stride);
@@ -195,7 +198,9 @@ class Bench {
         for (const Shape& shape : kShapes) {
           if (result.what != prefix + shape.name) continue;
           if (result.rows != (shape.per_pass == 1 ? 1 : rows)) continue;
-          total.seconds += shape.per_pass * result.seconds;
+          total.seconds.median += shape.per_pass * result.seconds.median;
+          total.seconds.low += shape.per_pass * result.seconds.low;
+          total.seconds.high += shape.per_pass * result.seconds.high;
           total.flops += shape.per_pass * result.flops;
           total.bytes += shape.per_pass * result.bytes;
         }
@@ -248,8 +253,8 @@ class Bench {
         .own = {.pages = pages.data() + shape.layout.PagesFor(cached),
                 .num_tokens = rows,
                 .position_offset = static_cast<int32_t>(cached)}};
-    const double seconds =
-        Time(kernels_->num_threads(), settings_.seconds_per_point,
+    const Spread seconds =
+        Time(kernels_->num_threads(), settings_,
              [&](size_t) { kernels_->Attend(shape, {&group, 1}); });
     const double seen = rows * (cached + (rows + 1) / 2.0);
     Add(what, rows, seconds, seen * kHeads * kHeadDim * 4.0,
@@ -273,27 +278,35 @@ void PrintTable(const Bench& bench, const std::string& name, uint32_t threads) {
       floor.read_bytes_per_s * 1e-9, floor.gemm_flops_per_s * 1e-9,
       floor.attention_flops_per_s * 1e-9, bench.quant_name(),
       bench.QuantFlops() * 1e-9);
-  std::printf("%-30s %5s %12s %9s %8s %10s %7s\n", "operation", "rows", "us",
-              "GFLOP/s", "GB/s", "rows/s", "floor");
+  std::printf("%-30s %5s %12s %24s %9s %8s %10s %7s\n", "operation", "rows",
+              "us", "(range)", "GFLOP/s", "GB/s", "rows/s", "floor");
   for (const Result& r : bench.results()) {
-    std::printf("%-30s %5u %12.1f %9.1f %8.1f %10.0f %6.0f%%\n", r.what.c_str(),
-                r.rows, r.seconds * 1e6, r.flops / r.seconds * 1e-9,
-                r.bytes / r.seconds * 1e-9, r.rows / r.seconds,
-                100 * r.floor_seconds / r.seconds);
+    const double seconds = r.seconds.median;
+    const std::string range = absl::StrFormat(
+        "(%.1f to %.1f)", r.seconds.low * 1e6, r.seconds.high * 1e6);
+    std::printf("%-30s %5u %12.1f %24s %9.1f %8.1f %10.0f %6.0f%%\n",
+                r.what.c_str(), r.rows, seconds * 1e6, range.c_str(),
+                r.flops / seconds * 1e-9, r.bytes / seconds * 1e-9,
+                r.rows / seconds, 100 * r.floor_seconds / seconds);
   }
 }
 
 nlohmann::json ToJson(const Result& r) {
-  return {{"kernels", r.kernels},
+  const double seconds = r.seconds.median;
+  return {{"name", absl::StrFormat("%s, %u rows, %s, %u threads", r.what,
+                                   r.rows, r.kernels, r.threads)},
+          {"kernels", r.kernels},
           {"quant_kernels", r.quant_kernels},
           {"threads", r.threads},
           {"operation", r.what},
           {"rows", r.rows},
-          {"microseconds", r.seconds * 1e6},
-          {"gflops", r.flops / r.seconds * 1e-9},
-          {"gigabytes_per_s", r.bytes / r.seconds * 1e-9},
-          {"rows_per_s", r.rows / r.seconds},
-          {"share_of_floor", r.floor_seconds / r.seconds}};
+          {"microseconds", seconds * 1e6},
+          {"min_microseconds", r.seconds.low * 1e6},
+          {"max_microseconds", r.seconds.high * 1e6},
+          {"gflops", r.flops / seconds * 1e-9},
+          {"gigabytes_per_s", r.bytes / seconds * 1e-9},
+          {"rows_per_s", r.rows / seconds},
+          {"share_of_floor", r.floor_seconds / seconds}};
 }
 
 int Run(const Settings& settings) {
@@ -344,7 +357,10 @@ int main(int argc, char** argv) {
   app.add_option("--threads", settings.threads, "0: all cores (default: 1,0)")
       ->delimiter(',');
   app.add_option("--seconds", settings.seconds_per_point,
-                 "spent on each figure (default: 0.04)");
+                 "spent on each figure, a median (default: 0.04)");
+  app.add_option("--rounds", settings.rounds,
+                 "of each figure at least (default: 5)")
+      ->check(CLI::PositiveNumber);
   app.add_flag("--json", settings.json, "print JSON");
   CLI11_PARSE(app, argc, argv);
   return promptcache::bench::Run(settings);
