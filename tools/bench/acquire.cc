@@ -3,11 +3,14 @@
 //
 //   promptcache-bench-acquire [--workers 4] [--modules 64]
 //                             [--metadata 1000 1000000] [--rate 0]
-//                             [--seconds 5] [--json]
+//                             [--seconds 5] [--repeat 5] [--json]
 //
-// For each number in --metadata: a daemon, that many resident modules of one
-// page each, then --workers processes that ask for --modules random ones of
-// them at once, all hits. Closed loop, or each worker --rate times a second.
+// For each number in --metadata: a daemon, and that many resident modules of
+// one page each. Then, --repeat times and of each daemon in turn: --workers
+// processes ask for --modules random modules at once, all hits. Closed loop, or
+// each worker --rate times a second. Figures are medians of the repeats, the
+// lowest and the highest beside them; the ratio is of the most modules to the
+// fewest, in the same turn.
 // As real workers keep the keys of their schemas, the processes make theirs
 // before they ask: of up to 65,536 modules each, spread over all of them. They
 // ask once the daemon has nothing left to do of what filled it: it goes on
@@ -36,6 +39,7 @@
 #include "inference_worker/cache/cache_client.h"
 #include "tools/bench/bench_main.h"
 #include "tools/bench/conditions.h"
+#include "tools/bench/statistics.h"
 #include "tools/cli/files.h"
 
 namespace promptcache {
@@ -57,6 +61,7 @@ struct Options {
   uint32_t modules = 64;
   double rate = 0;
   double seconds = 5;
+  uint32_t repeat = 5;
   bool json = false;
   // Set in the processes that ask: where the daemon is, and the file for what
   // was measured.
@@ -67,9 +72,16 @@ struct Options {
 struct Result {
   uint32_t metadata = 0;
   size_t num_requests = 0;
-  double p50_us = 0;
-  double p99_us = 0;
+  std::vector<double> p50_us;  // one a repeat
+  std::vector<double> p99_us;
   double fill_s = 0;
+};
+
+// A daemon that is full, while others are asked.
+struct Full {
+  cli::PrivateDir dir;
+  ChildProcess daemon;
+  Result result;
 };
 
 worker::AcquireKey KeyOf(uint32_t module) {
@@ -234,9 +246,8 @@ std::string DaemonBesideThis() {
       .string();
 }
 
-absl::StatusOr<Result> Measure(const Options& options, uint32_t num_modules) {
-  PC_ASSIGN_OR_RETURN(const cli::PrivateDir private_dir,
-                      cli::PrivateDir::Create());
+absl::StatusOr<Full> Fill(const Options& options, uint32_t num_modules) {
+  PC_ASSIGN_OR_RETURN(cli::PrivateDir private_dir, cli::PrivateDir::Create());
   const std::string& dir = private_dir.path();
   const uint64_t tier_bytes =
       (uint64_t{num_modules} + kFillBatch) * kLayout.page_bytes() + (1 << 20);
@@ -259,41 +270,107 @@ absl::StatusOr<Result> Measure(const Options& options, uint32_t num_modules) {
     }
   }
   result.fill_s = absl::ToDoubleSeconds(absl::Now() - start);
-  PC_RETURN_IF_ERROR(WaitIdle(daemon.pid()));
-  PC_ASSIGN_OR_RETURN(const std::vector<double> us,
-                      AskFromAll(options, dir, num_modules));
-  result.num_requests = us.size();
-  result.p50_us = us[us.size() / 2];
-  result.p99_us = us[us.size() * 99 / 100];
-  return result;
+  return Full{std::move(private_dir), std::move(daemon), std::move(result)};
+}
+
+absl::Status Measure(const Options& options, Full* full) {
+  PC_RETURN_IF_ERROR(WaitIdle(full->daemon.pid()));
+  PC_ASSIGN_OR_RETURN(
+      const std::vector<double> us,
+      AskFromAll(options, full->dir.path(), full->result.metadata));
+  full->result.num_requests += us.size();
+  full->result.p50_us.push_back(us[us.size() / 2]);
+  full->result.p99_us.push_back(us[us.size() * 99 / 100]);
+  return absl::OkStatus();
+}
+
+// Of the p50 among the most modules to that among the fewest, turn by turn.
+bench::Spread RatioOf(const Result& fewest, const Result& most) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < most.p50_us.size(); ++i) {
+    ratios.push_back(most.p50_us[i] / fewest.p50_us[i]);
+  }
+  return bench::SpreadOf(ratios);
+}
+
+// Those that were asked as the bars say.
+std::vector<bench::Bar> BarsOf(const Options& options,
+                               const std::vector<Result>& results) {
+  if (options.workers != 4 || options.modules != 64) return {};
+  std::vector<bench::Bar> bars;
+  for (const Result& r : results) {
+    bars.push_back({.name = absl::StrCat("p99 of 64 modules, 4 workers, ",
+                                         r.metadata, " known, us"),
+                    .value = bench::Median(r.p99_us),
+                    .limit = 1000});
+  }
+  const auto [fewest, most] =
+      std::ranges::minmax_element(results, {}, &Result::metadata);
+  if (fewest->metadata == 1000 && most->metadata == 1'000'000) {
+    bars.push_back({.name = "p50 with 1,000,000 known by that with 1,000",
+                    .value = RatioOf(*fewest, *most).median,
+                    .limit = 1.5});
+  }
+  return bars;
 }
 
 void Print(const Options& options, const bench::Conditions& conditions,
            const std::vector<Result>& results) {
+  const auto [fewest, most] =
+      std::ranges::minmax_element(results, {}, &Result::metadata);
+  const bench::Spread ratio = RatioOf(*fewest, *most);
+  const std::vector<bench::Bar> bars = BarsOf(options, results);
   if (options.json) {
     nlohmann::json json = {{"workers", options.workers},
                            {"modules", options.modules},
-                           {"rate_per_worker", options.rate}};
+                           {"rate_per_worker", options.rate},
+                           {"repeat", options.repeat}};
     for (const Result& r : results) {
-      json["results"].push_back({{"metadata", r.metadata},
-                                 {"requests", r.num_requests},
-                                 {"p50_us", r.p50_us},
-                                 {"p99_us", r.p99_us}});
+      const bench::Spread p50 = bench::SpreadOf(r.p50_us);
+      const bench::Spread p99 = bench::SpreadOf(r.p99_us);
+      json["results"].push_back(
+          {{"name", absl::StrCat("acquire of ", options.modules, ", ",
+                                 r.metadata, " known")},
+           {"metadata", r.metadata},
+           {"requests", r.num_requests},
+           {"p50_us", p50.median},
+           {"p50_min_us", p50.low},
+           {"p50_max_us", p50.high},
+           {"p99_us", p99.median},
+           {"p99_min_us", p99.low},
+           {"p99_max_us", p99.high},
+           {"fill_s", r.fill_s}});
     }
+    json["p50_ratio"] = {{"of", most->metadata},
+                         {"to", fewest->metadata},
+                         {"median", ratio.median},
+                         {"min", ratio.low},
+                         {"max", ratio.high}};
+    json["bars"] = ToJson(bars);
     bench::PrintJson(conditions, std::move(json));
     return;
   }
   std::printf(
-      "%sAcquire of %u modules, %u workers, %s\n",
+      "%sAcquire of %u modules, %u workers, %s; medians of %u\n",
       bench::ToText(conditions).c_str(), options.modules, options.workers,
       options.rate > 0 ? absl::StrCat(options.rate, " a second each").c_str()
-                       : "closed loop");
+                       : "closed loop",
+      options.repeat);
   for (const Result& r : results) {
+    const bench::Spread p50 = bench::SpreadOf(r.p50_us);
+    const bench::Spread p99 = bench::SpreadOf(r.p99_us);
     std::printf(
-        "%8u modules known: p50 %6.0f us, p99 %6.0f us, %zu requests (filled "
-        "in %.1f s)\n",
-        r.metadata, r.p50_us, r.p99_us, r.num_requests, r.fill_s);
+        "%8u modules known: p50 %6.0f us (%.0f to %.0f), p99 %6.0f us (%.0f to "
+        "%.0f), %zu requests (filled in %.1f s)\n",
+        r.metadata, p50.median, p50.low, p50.high, p99.median, p99.low,
+        p99.high, r.num_requests, r.fill_s);
   }
+  if (results.size() > 1) {
+    std::printf("p50 among %u by that among %u: %.2f (%.2f to %.2f)\n",
+                most->metadata, fewest->metadata, ratio.median, ratio.low,
+                ratio.high);
+  }
+  std::printf("%s", ToText(bars).c_str());
 }
 
 absl::Status Run(const Options& options) {
@@ -301,10 +378,16 @@ absl::Status Run(const Options& options) {
   const bench::Conditions conditions = bench::ReadConditions(
       "p99 of 64 modules, 4 workers <= 1,000 us; p50 with 1,000,000 known <= "
       "1.5 times that with 1,000");
-  std::vector<Result> results;
+  std::vector<Full> all;
   for (const uint32_t num_modules : options.metadata) {
-    PC_ASSIGN_OR_RETURN(results.emplace_back(), Measure(options, num_modules));
+    PC_ASSIGN_OR_RETURN(Full full, Fill(options, num_modules));
+    all.push_back(std::move(full));
   }
+  for (uint32_t i = 0; i < options.repeat; ++i) {
+    for (Full& full : all) PC_RETURN_IF_ERROR(Measure(options, &full));
+  }
+  std::vector<Result> results;
+  for (const Full& full : all) results.push_back(full.result);
   Print(options, conditions, results);
   return absl::OkStatus();
 }
@@ -327,7 +410,9 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--rate", options.rate,
                  "requests a second of each worker; 0: closed loop");
-  app.add_option("--seconds", options.seconds, "per line")
+  app.add_option("--seconds", options.seconds, "of each repeat")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--repeat", options.repeat, "of each number, in turn")
       ->check(CLI::PositiveNumber);
   app.add_flag("--json", options.json);
   app.add_option("--socket", options.socket)->group("");
