@@ -3,7 +3,7 @@
 //
 //   promptcache-bench-engine MODEL [--threads N] [--kernels NAME]
 //                            [--numerics NAME] [--prefill 512 2048] [--repeat
-//                            3] [--batch 16 --batch-after 2000] [--json]
+//                            5] [--batch 16 --batch-after 2000] [--json]
 //
 // On a busy machine look at the second figure, which counts processor time
 // instead of time: tokens / (processor seconds / threads).
@@ -42,7 +42,7 @@ struct Options {
   uint32_t fresh_after = 2048;
   uint32_t batch = 0;
   uint32_t batch_after = 2000;
-  uint32_t repeat = 3;
+  uint32_t repeat = 5;
   bool json = false;
 };
 
@@ -210,7 +210,8 @@ void Print(const Options& options, const bench::Conditions& conditions,
                                  {"median_tokens_per_s", m.median()},
                                  {"median_tokens_per_cpu_s", m.cpu_median()},
                                  {"min_tokens_per_s", m.tokens_per_s.front()},
-                                 {"max_tokens_per_s", m.tokens_per_s.back()}});
+                                 {"max_tokens_per_s", m.tokens_per_s.back()},
+                                 {"runs", m.tokens_per_s.size()}});
     }
     bench::PrintJson(conditions, std::move(json));
     return;

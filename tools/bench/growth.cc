@@ -8,7 +8,8 @@
 // answered over it, in a device tier of a few modules: each commit evicts. The
 // memory, descriptors and threads of daemon and worker are looked at while
 // requests go on. What is wanted: nothing grows once the tier is full. Growth
-// is the slope of a line through the second half of the samples.
+// is the slope of a line through the second half of the samples, whose median,
+// lowest and highest are told.
 
 #include <algorithm>
 #include <cstdio>
@@ -21,6 +22,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/status_macros.h"
 #include "tools/bench/bench_main.h"
 #include "tools/bench/bench_node.h"
@@ -138,21 +140,29 @@ double GrowthOf(const std::vector<Sample>& samples, Get get) {
   return spread == 0 ? 0 : 1000 * (n * xy - x * y) / spread;
 }
 
+std::vector<double> SecondHalf(const std::vector<double>& values) {
+  return {values.begin() + static_cast<ptrdiff_t>(values.size() / 2),
+          values.end()};
+}
+
 void Print(const Options& options, const Conditions& conditions,
            const std::vector<Sample>& samples) {
   struct Line {
     const char* name;
     double (*get)(const Sample&);
+    bool as_at_first = false;  // is not to grow after the first sample
   };
   const Line lines[] = {
       {"daemon_anon_kib", [](const Sample& s) { return s.daemon.anon_kib; }},
       {"worker_anon_kib", [](const Sample& s) { return s.worker.anon_kib; }},
       {"daemon_descriptors",
-       [](const Sample& s) { return s.daemon.descriptors; }},
+       [](const Sample& s) { return s.daemon.descriptors; }, true},
       {"worker_descriptors",
-       [](const Sample& s) { return s.worker.descriptors; }},
-      {"daemon_threads", [](const Sample& s) { return s.daemon.threads; }},
-      {"worker_threads", [](const Sample& s) { return s.worker.threads; }},
+       [](const Sample& s) { return s.worker.descriptors; }, true},
+      {"daemon_threads", [](const Sample& s) { return s.daemon.threads; },
+       true},
+      {"worker_threads", [](const Sample& s) { return s.worker.threads; },
+       true},
       {"used_mib",
        [](const Sample& s) {
          return static_cast<double>(s.used_bytes) / (1 << 20);
@@ -161,25 +171,44 @@ void Print(const Options& options, const Conditions& conditions,
   nlohmann::json json = {{"requests", options.requests},
                          {"evictions", samples.back().evictions}};
   if (!options.json) {
-    std::printf("%s%u requests, %llu evictions\n%-20s %12s %12s %12s %22s\n",
-                ToText(conditions).c_str(), options.requests,
-                static_cast<unsigned long long>(samples.back().evictions), "",
-                "first", "middle", "last", "growth / 1,000 requests");
+    std::printf(
+        "%s%u requests, %llu evictions\n%-20s %10s %10s %10s %22s %20s\n",
+        ToText(conditions).c_str(), options.requests,
+        static_cast<unsigned long long>(samples.back().evictions), "", "first",
+        "median", "last", "(second half)", "growth / 1,000");
   }
+  std::vector<Bar> bars;
   for (const Line& line : lines) {
     const double growth = GrowthOf(samples, line.get);
+    std::vector<double> values;
+    for (const Sample& s : samples) values.push_back(line.get(s));
+    const Spread half = SpreadOf(SecondHalf(values));
+    if (line.as_at_first) {
+      bars.push_back({.name = absl::StrCat(line.name, " beyond the first"),
+                      .value = half.median - values.front(),
+                      .limit = 0});
+    }
     if (options.json) {
-      std::vector<double> values;
-      for (const Sample& s : samples) values.push_back(line.get(s));
-      json[line.name] = {{"samples", values}, {"growth_per_1000", growth}};
+      json["results"].push_back({{"name", line.name},
+                                 {"median", half.median},
+                                 {"min", half.low},
+                                 {"max", half.high},
+                                 {"growth_per_1000", growth},
+                                 {"samples", values}});
     } else {
-      std::printf("%-20s %12.1f %12.1f %12.1f %22.2f\n", line.name,
-                  line.get(samples.front()),
-                  line.get(samples[samples.size() / 2]),
-                  line.get(samples.back()), growth);
+      std::printf(
+          "%-20s %10.1f %10.1f %10.1f %22s %20.2f\n", line.name, values.front(),
+          half.median, values.back(),
+          absl::StrFormat("(%.1f to %.1f)", half.low, half.high).c_str(),
+          growth);
     }
   }
-  if (options.json) PrintJson(conditions, std::move(json));
+  if (!options.json) {
+    std::printf("%s", ToText(bars).c_str());
+    return;
+  }
+  json["bars"] = ToJson(bars);
+  PrintJson(conditions, std::move(json));
 }
 
 absl::Status Run(const Options& options) {

@@ -282,11 +282,15 @@ absl::Status MeasureMiss(const Options& options, std::vector<Measured>* all) {
 void Print(const Options& options, const Conditions& conditions,
            const std::vector<Measured>& all) {
   nlohmann::json json;
+  std::vector<Bar> bars;
   if (!options.json) std::printf("%s", ToText(conditions).c_str());
   for (const Measured& m : all) {
     const double percent = 100 * (m.ratio.estimate - 1);
     const double low = 100 * (m.ratio.low - 1);
     const double high = 100 * (m.ratio.high - 1);
+    bars.push_back({.name = m.name + ", %",
+                    .value = percent,
+                    .limit = m.name.starts_with("miss") ? 1.0 : 2.0});
     if (options.json) {
       json["results"].push_back({{"name", m.name},
                                  {"pairs", m.ratio.num_pairs},
@@ -301,7 +305,12 @@ void Print(const Options& options, const Conditions& conditions,
           m.name.c_str(), percent, low, high, m.ratio.num_pairs, m.base_ms);
     }
   }
-  if (options.json) PrintJson(conditions, std::move(json));
+  if (!options.json) {
+    std::printf("%s", ToText(bars).c_str());
+    return;
+  }
+  json["bars"] = ToJson(bars);
+  PrintJson(conditions, std::move(json));
 }
 
 absl::Status Run(const Options& options) {

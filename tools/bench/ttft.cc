@@ -210,6 +210,26 @@ std::string Range(const std::vector<double>& ms) {
   return absl::StrFormat("(%.1f to %.1f)", *low, *high);
 }
 
+// Of each line the sum of its terms; of the one that the bar names, the
+// speed-up.
+std::vector<Bar> BarsOf(const std::vector<Line>& lines) {
+  std::vector<Bar> bars;
+  for (const Line& line : lines) {
+    const std::string name =
+        absl::StrCat("ttft ", line.fresh, " over ", line.cached);
+    if (line.fresh == 8 && line.cached == 3000) {
+      bars.push_back({.name = name + ", full by cached",
+                      .value = line.Speedup(),
+                      .limit = 60,
+                      .at_least = true});
+    }
+    bars.push_back({.name = name + ", cached by its terms",
+                    .value = Median(line.cached_ms) / line.Sum(),
+                    .limit = 1.15});
+  }
+  return bars;
+}
+
 void Print(const Options& options, const Conditions& conditions,
            const worker::Backend& backend, const std::vector<Line>& lines) {
   if (options.json) {
@@ -233,6 +253,7 @@ void Print(const Options& options, const Conditions& conditions,
            {"attention_ms", Median(line.attention_ms)},
            {"over_floor", Median(line.cached_ms) / line.Sum()}});
     }
+    json["bars"] = ToJson(BarsOf(lines));
     PrintJson(conditions, std::move(json));
     return;
   }
@@ -251,6 +272,7 @@ void Print(const Options& options, const Conditions& conditions,
         Median(line.alone_ms), Median(line.attention_ms),
         Median(line.cached_ms) / line.Sum());
   }
+  std::printf("%s", ToText(BarsOf(lines)).c_str());
 }
 
 absl::Status Run(const Options& options) {
