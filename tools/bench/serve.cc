@@ -3,20 +3,29 @@
 //
 //   promptcache-bench-serve [--model FILE] [--rate 2 | --closed 16]
 //       [--requests 64] [--module-tokens 2000] [--fresh-tokens 32]
-//       [--max-tokens 32] [--prompts FILE] [--json]
+//       [--max-tokens 32] [--repeat 5] [--prompts FILE] [--json]
 //
 // --rate: an open loop. Requests come when a Poisson process of that many a
 // second says, whether or not earlier ones are answered, and a latency counts
-// from the moment at which its request was due. --closed: so many callers, each
-// of which asks again when it has its answer. One request before the clock
-// starts leaves the module in the cache. Percentiles are of a histogram with
-// buckets of 1/64. --prompts: the texts as JSON, {"module", "fresh": [...]},
-// the last of them the first to be asked, for a peer to be asked the same.
+// from the moment at which its request was due. Each waits in a thread: when
+// all --max-open of them do, a request starts late. That is counted and told,
+// since such a loop is no longer open. --closed: so many callers, each of which
+// asks again when it has its answer. One request before the clock starts leaves
+// the module in the cache.
+//
+// Percentiles are of a histogram with buckets of 1/64: the median of those of
+// --repeat loads, the lowest and the highest beside it. In an open loop each
+// load has arrivals of its own. Fails when a request did, or when less than
+// half of them were answered.
+//
+// --prompts: the texts as JSON, {"module", "fresh": [...]}, the last of them
+// the first to be asked, for a peer to be asked the same.
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -28,15 +37,19 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "tools/bench/bench_main.h"
 #include "tools/bench/bench_node.h"
 #include "tools/bench/conditions.h"
 #include "tools/bench/hdr_histogram.h"
+#include "tools/bench/statistics.h"
 
 namespace promptcache::bench {
 namespace {
+
+constexpr uint32_t kFirstSeed = 11;
 
 struct Options {
   std::string model;
@@ -47,6 +60,7 @@ struct Options {
   uint32_t fresh_tokens = 32;
   uint32_t max_tokens = 32;
   uint32_t max_open = 256;  // of the open loop: callers
+  uint32_t repeat = 5;
   std::vector<std::string> daemon_args;
   std::vector<std::string> worker_args;
   std::string prompts;
@@ -63,7 +77,15 @@ struct Result {
   uint64_t failed = 0;
   uint64_t tokens = 0;
   uint64_t cached_tokens = 0;
+  uint64_t late = 0;  // of the open loop: no caller was free when it was due
+  absl::Duration latest;
+  double seconds = 0;  // of the whole load
   std::string first_error;
+
+  double tokens_per_s() const { return static_cast<double>(tokens) / seconds; }
+  double requests_per_s() const {
+    return static_cast<double>(answered) / seconds;
+  }
 
   void Merge(const Result& other) {
     ttft.Merge(other.ttft);
@@ -74,6 +96,8 @@ struct Result {
     failed += other.failed;
     tokens += other.tokens;
     cached_tokens += other.cached_tokens;
+    late += other.late;
+    latest = std::max(latest, other.latest);
     if (first_error.empty()) first_error = other.first_error;
   }
 };
@@ -130,11 +154,11 @@ class PeakMemory {
 class Load {
  public:
   Load(const Options& options, std::vector<v1::GenerateRequest> requests,
-       std::string address)
+       std::string address, uint32_t seed)
       : options_(options),
         requests_(std::move(requests)),
         address_(std::move(address)) {
-    std::mt19937 random(11);
+    std::mt19937 random(seed);
     std::exponential_distribution<double> gap(std::max(options.rate, 1e-9));
     double due = 0;
     for (size_t i = 0; i < requests_.size(); ++i) {
@@ -161,21 +185,26 @@ class Load {
       threads.emplace_back([&, i] { Call(clients[i].get(), &results[i]); });
     }
     for (std::thread& thread : threads) thread.join();
-    seconds_ = absl::ToDoubleSeconds(absl::Now() - begin_);
     Result all;
+    all.seconds = absl::ToDoubleSeconds(absl::Now() - begin_);
     for (const Result& result : results) all.Merge(result);
     return all;
   }
-  double seconds() const { return seconds_; }
 
  private:
+  // Less is what starting threads and waking up takes.
+  static constexpr absl::Duration kLate = absl::Milliseconds(10);
+
   // Takes the next request until there is none.
   void Call(cli::WorkerClient* client, Result* result) {
     for (size_t i = next_++; i < requests_.size(); i = next_++) {
       absl::Time due = absl::Now();
       if (options_.closed == 0) {
         due = begin_ + absl::Seconds(due_s_[i]);
-        absl::SleepFor(due - absl::Now());
+        const absl::Duration late_by = absl::Now() - due;
+        result->late += late_by > kLate;
+        result->latest = std::max(result->latest, late_by);
+        absl::SleepFor(-late_by);
       }
       One(client, requests_[i], due, result);
     }
@@ -205,9 +234,7 @@ class Load {
           return true;
         });
     if (!status.ok()) {
-      const bool refused =
-          status.message().find("queue is full") != absl::string_view::npos;
-      ++(refused ? result->refused : result->failed);
+      ++(absl::IsResourceExhausted(status) ? result->refused : result->failed);
       if (result->first_error.empty()) {
         result->first_error = std::string(status.message());
       }
@@ -226,43 +253,89 @@ class Load {
   std::vector<double> due_s_;
   std::atomic<size_t> next_{0};
   absl::Time begin_;
-  double seconds_ = 0;
 };
 
-nlohmann::json ToJson(const HdrHistogram& h) {
-  nlohmann::json json = {{"count", h.count()}, {"mean_ms", h.mean() / 1000}};
-  for (const double p : {50.0, 90.0, 95.0, 99.0, 100.0}) {
-    json[p == 100 ? "max_ms" : absl::StrCat("p", p, "_ms")] =
-        static_cast<double>(h.Percentile(p)) / 1000;
+constexpr double kPercentiles[] = {50, 90, 95, 99, 100};
+
+// Over the loads.
+template <typename Get>
+Spread Over(const std::vector<Result>& loads, Get get) {
+  std::vector<double> values;
+  for (const Result& load : loads) values.push_back(get(load));
+  return SpreadOf(values);
+}
+
+Spread PercentileMs(const std::vector<Result>& loads,
+                    HdrHistogram Result::* which, double p) {
+  return Over(loads, [&](const Result& load) {
+    return static_cast<double>((load.*which).Percentile(p)) / 1000;
+  });
+}
+
+nlohmann::json ToJson(const std::vector<Result>& loads,
+                      HdrHistogram Result::* which) {
+  uint64_t count = 0;
+  for (const Result& load : loads) count += (load.*which).count();
+  nlohmann::json json = {{"count", count},
+                         {"mean_ms", Over(loads, [&](const Result& load) {
+                                       return (load.*which).mean() / 1000;
+                                     }).median}};
+  for (const double p : kPercentiles) {
+    const std::string name = p == 100 ? "max" : absl::StrCat("p", p);
+    const Spread spread = PercentileMs(loads, which, p);
+    json[name + "_ms"] = spread.median;
+    json[name + "_range_ms"] = {spread.low, spread.high};
   }
   return json;
 }
 
-void Print(const Options& options, const Conditions& conditions,
-           const Result& r, double seconds, double peak_mib) {
-  const double tokens_per_s = static_cast<double>(r.tokens) / seconds;
-  if (options.json) {
-    nlohmann::json json = {
-        {"loop", options.closed > 0 ? "closed" : "open"},
-        {"rate", options.rate},
-        {"callers", options.closed},
-        {"module_tokens", options.module_tokens},
-        {"fresh_tokens", options.fresh_tokens},
-        {"max_tokens", options.max_tokens},
-        {"seconds", seconds},
-        {"answered", r.answered},
-        {"refused", r.refused},
-        {"failed", r.failed},
-        {"cached_tokens", r.cached_tokens},
-        {"tokens_per_s", tokens_per_s},
-        {"requests_per_s", static_cast<double>(r.answered) / seconds},
-        {"peak_mib", peak_mib},
-        {"ttft", ToJson(r.ttft)},
-        {"between_tokens", ToJson(r.between_tokens)},
-        {"total", ToJson(r.total)}};
-    PrintJson(conditions, std::move(json));
-    return;
+void PrintAsJson(const Options& options, const Conditions& conditions,
+                 const std::vector<Result>& loads, const Result& all,
+                 double peak_mib) {
+  const Spread tokens_per_s = Over(loads, std::mem_fn(&Result::tokens_per_s));
+  const Spread requests_per_s =
+      Over(loads, std::mem_fn(&Result::requests_per_s));
+  PrintJson(
+      conditions,
+      {{"name", "serve"},
+       {"loop", options.closed > 0 ? "closed" : "open"},
+       {"rate", options.rate},
+       {"callers", options.closed},
+       {"module_tokens", options.module_tokens},
+       {"fresh_tokens", options.fresh_tokens},
+       {"max_tokens", options.max_tokens},
+       {"repeat", options.repeat},
+       {"seconds", Over(loads, std::mem_fn(&Result::seconds)).median},
+       {"answered", all.answered},
+       {"refused", all.refused},
+       {"failed", all.failed},
+       {"late_starts", all.late},
+       {"latest_start_ms", absl::ToDoubleMilliseconds(all.latest)},
+       {"cached_tokens", all.cached_tokens},
+       {"tokens_per_s", tokens_per_s.median},
+       {"tokens_per_s_range", {tokens_per_s.low, tokens_per_s.high}},
+       {"requests_per_s", requests_per_s.median},
+       {"requests_per_s_range", {requests_per_s.low, requests_per_s.high}},
+       {"peak_mib", peak_mib},
+       {"ttft", ToJson(loads, &Result::ttft)},
+       {"between_tokens", ToJson(loads, &Result::between_tokens)},
+       {"total", ToJson(loads, &Result::total)}});
+}
+
+void PrintLine(const char* name, const std::vector<Result>& loads,
+               HdrHistogram Result::* which) {
+  std::printf("%-15s", name);
+  for (const double p : kPercentiles) {
+    const Spread ms = PercentileMs(loads, which, p);
+    std::printf(" %8.1f %-17s", ms.median,
+                absl::StrFormat("(%.1f to %.1f)", ms.low, ms.high).c_str());
   }
+  std::printf("\n");
+}
+
+void Print(const Options& options, const Conditions& conditions,
+           const std::vector<Result>& loads, const Result& all,
+           double peak_mib) {
   std::printf(
       "%s%s, %u requests over one module of %u tokens, %u new, %u back\n",
       ToText(conditions).c_str(),
@@ -271,25 +344,27 @@ void Print(const Options& options, const Conditions& conditions,
           : absl::StrCat("open loop, ", options.rate, " a second").c_str(),
       options.requests, options.module_tokens, options.fresh_tokens,
       options.max_tokens);
+  const Spread tokens_per_s = Over(loads, std::mem_fn(&Result::tokens_per_s));
   std::printf(
-      "%llu answered, %llu refused, %llu failed in %.1f s: %.1f "
-      "tokens/s; worker and daemon held %.0f MiB at most\n",
-      static_cast<unsigned long long>(r.answered),
-      static_cast<unsigned long long>(r.refused),
-      static_cast<unsigned long long>(r.failed), seconds, tokens_per_s,
-      peak_mib);
-  std::printf("%-16s %9s %9s %9s %9s %9s\n", "ms", "p50", "p90", "p95", "p99",
-              "max");
-  const auto line = [](const char* name, const HdrHistogram& h) {
-    std::printf("%-16s", name);
-    for (const double p : {50.0, 90.0, 95.0, 99.0, 100.0}) {
-      std::printf(" %9.1f", static_cast<double>(h.Percentile(p)) / 1000);
-    }
-    std::printf("\n");
-  };
-  line("first token", r.ttft);
-  line("between tokens", r.between_tokens);
-  line("whole answer", r.total);
+      "%zu loads: %llu answered, %llu refused, %llu failed; %.1f tokens/s "
+      "(%.1f "
+      "to %.1f); worker and daemon held %.0f MiB at most\n",
+      loads.size(), static_cast<unsigned long long>(all.answered),
+      static_cast<unsigned long long>(all.refused),
+      static_cast<unsigned long long>(all.failed), tokens_per_s.median,
+      tokens_per_s.low, tokens_per_s.high, peak_mib);
+  if (all.late > 0) {
+    std::printf(
+        "%llu requests started late, by %.0f ms at most: all %u callers were "
+        "waiting, so the loop was not open\n",
+        static_cast<unsigned long long>(all.late),
+        absl::ToDoubleMilliseconds(all.latest), options.max_open);
+  }
+  std::printf("%-15s %-26s %-26s %-26s %-26s %s\n", "ms, medians", "     p50",
+              "     p90", "     p95", "     p99", "     max");
+  PrintLine("first token", loads, &Result::ttft);
+  PrintLine("between tokens", loads, &Result::between_tokens);
+  PrintLine("whole answer", loads, &Result::total);
 }
 
 struct Prompts {
@@ -329,13 +404,28 @@ absl::Status Run(const Options& options) {
   PC_RETURN_IF_ERROR(node->TimeFirstToken(requests.back()).status());
   requests.pop_back();
   const cli::LocalNode& servers = node->servers();
-  Load load(options, std::move(requests), servers.worker_address());
   PeakMemory peak({servers.worker_pid(), servers.daemon_pid()});
-  PC_ASSIGN_OR_RETURN(const Result result, load.Run());
-  Print(options, conditions, result, load.seconds(), peak.Stop());
-  if (result.failed == 0 && result.answered > 0) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(result.failed, " requests failed: ", result.first_error));
+  std::vector<Result> loads;
+  Result all;
+  for (uint32_t i = 0; i < options.repeat; ++i) {
+    Load load(options, requests, servers.worker_address(), kFirstSeed + i);
+    PC_ASSIGN_OR_RETURN(loads.emplace_back(), load.Run());
+    all.Merge(loads.back());
+  }
+  if (options.json) {
+    PrintAsJson(options, conditions, loads, all, peak.Stop());
+  } else {
+    Print(options, conditions, loads, all, peak.Stop());
+  }
+  if (all.failed > 0) {
+    return absl::InternalError(
+        absl::StrCat(all.failed, " requests failed: ", all.first_error));
+  }
+  const uint64_t asked = uint64_t{options.requests} * options.repeat;
+  if (all.answered * 2 >= asked) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("only ", all.answered, " of ", asked,
+                   " requests were answered: ", all.first_error));
 }
 
 }  // namespace
@@ -361,6 +451,9 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--max-open", options.max_open, "callers of the open loop")
       ->check(CLI::Range(1, 1024));
+  app.add_option("--repeat", options.repeat,
+                 "loads, each with its own arrivals")
+      ->check(CLI::PositiveNumber);
   app.add_option("--daemon-arg", options.daemon_args,
                  "passed on to the daemon; repeatable");
   app.add_option("--worker-arg", options.worker_args,
