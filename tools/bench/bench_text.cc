@@ -19,8 +19,7 @@ absl::StatusOr<BenchText> BenchText::Open(const std::string& model) {
   BenchText text;
   PC_ASSIGN_OR_RETURN(text.file_,
                       worker::OpenModelFile(model, {.vocabulary_only = true}));
-  PC_ASSIGN_OR_RETURN(text.tokenizer_,
-                      worker::CreateTokenizer(text.file_->vocabulary()));
+  PC_ASSIGN_OR_RETURN(text.tokenizer_, worker::CreateTokenizer(*text.file_));
   return text;
 }
 

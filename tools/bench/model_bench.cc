@@ -29,7 +29,7 @@ std::unique_ptr<ModelFile> Open(const std::string& path,
 
 std::unique_ptr<Tokenizer> TokenizerOf(const std::string& path) {
   const auto model = Open(path, {.vocabulary_only = true});
-  auto tokenizer = CreateTokenizer(model->vocabulary());
+  auto tokenizer = CreateTokenizer(*model);
   CHECK(tokenizer.ok()) << tokenizer.status();
   return *std::move(tokenizer);
 }
@@ -48,7 +48,7 @@ void FingerprintBench(benchmark::State& state, const std::string& path,
 void CreateTokenizerBench(benchmark::State& state, const std::string& path) {
   const auto model = Open(path, {.vocabulary_only = true});
   for (auto _ : state) {
-    benchmark::DoNotOptimize(CreateTokenizer(model->vocabulary()));
+    benchmark::DoNotOptimize(CreateTokenizer(*model));
   }
 }
 
