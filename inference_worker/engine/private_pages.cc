@@ -141,6 +141,7 @@ absl::StatusOr<std::vector<std::byte*>> PrivatePages::Allocate(
       pages.push_back(base_ + offset);
       free_.pop_back();
     }
+    peak_pages_ = std::max(peak_pages_, capacity_pages_ - free_.size());
   }
   absl::Status status = Grow(used_bytes);
   // Nothing of an earlier request is ever seen by a later one.
@@ -168,6 +169,11 @@ void PrivatePages::Free(const std::vector<std::byte*>& pages) {
 uint64_t PrivatePages::free_pages() const {
   MutexLock lock(&mu_);
   return free_.size();
+}
+
+uint64_t PrivatePages::peak_pages() const {
+  MutexLock lock(&mu_);
+  return peak_pages_;
 }
 
 }  // namespace promptcache::worker

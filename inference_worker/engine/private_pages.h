@@ -50,6 +50,8 @@ class PrivatePages {
   KvMemory* memory() const { return memory_; }
   uint64_t capacity_pages() const { return capacity_pages_; }
   uint64_t free_pages() const ABSL_LOCKS_EXCLUDED(mu_);
+  // The most that were ever handed out at one time.
+  uint64_t peak_pages() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   PrivatePages(const KvLayout& layout, uint64_t capacity_pages);
@@ -69,6 +71,7 @@ class PrivatePages {
   mutable Mutex mu_;
   // Those that were never handed out lie at the bottom, the lowest on top.
   std::vector<uint32_t> free_ ABSL_GUARDED_BY(mu_);
+  uint64_t peak_pages_ ABSL_GUARDED_BY(mu_) = 0;
   // Present, from base_ on; all of it on a GPU.
   size_t held_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };

@@ -55,6 +55,19 @@ TEST(PrivatePagesTest, AllocatesAllOrNothing) {
   pool->Free(*one);
 }
 
+TEST(PrivatePagesTest, RemembersTheMostThatWereOutAtOneTime) {
+  auto pool = Pool(5);
+  EXPECT_EQ(pool->peak_pages(), 0u);
+  auto first = pool->Allocate(2);
+  auto second = pool->Allocate(1);
+  PC_ASSERT_OK(first);
+  PC_ASSERT_OK(second);
+  pool->Free(*first);
+  EXPECT_FALSE(pool->Allocate(5).ok());
+  EXPECT_EQ(pool->peak_pages(), 3u);
+  pool->Free(*second);
+}
+
 TEST(PrivatePagesTest, PagesDoNotOverlapAndAreZeroAtEveryHandOut) {
   auto pool = Pool(2);
   const size_t page_bytes = kLayout.page_bytes();
