@@ -1,0 +1,98 @@
+// The part of GenerationJob that takes pages.
+
+#include <cstddef>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "glog/logging.h"
+#include "inference_worker/serving/generation_job.h"
+
+namespace promptcache::worker {
+
+uint64_t GenerationJob::AllModulePages() const {
+  if (request.full_attention) return 0;
+  const pml::Plan& plan = *request.prompt->plan;
+  const auto needed = NeededModules(
+      plan, std::vector<bool>(plan.modules.size(), false), request.warm);
+  uint64_t total = 0;
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (!needed[i]) continue;
+    total += execution_->module_pages(i) + execution_->temporary_pages(i);
+  }
+  return total;
+}
+
+uint64_t GenerationJob::MaxPages() const {
+  return (request.warm ? 0 : execution_->max_tail_pages()) + AllModulePages();
+}
+
+uint64_t GenerationJob::TailPagesNow() const {
+  return request.warm ? 0 : execution_->tail_pages(tokens_.generated().size());
+}
+
+bool GenerationJob::Admit(bool with_cache, uint64_t keep_free) {
+  uint64_t count = TailPagesNow();
+  if (!with_cache || reserve_all_) count += AllModulePages();
+  if (count + keep_free > pages_->free_pages()) return false;
+  auto pages = pages_->Allocate(count);
+  if (!pages.ok()) return false;
+  held_pages_ = *std::move(pages);
+  spare_pages_ = held_pages_;
+  execution_->AddTail(TakePages(TailPagesNow()));
+  return true;
+}
+
+absl::Status GenerationJob::GrowTail() {
+  const uint64_t missing = execution_->missing_tail_pages();
+  if (missing == 0) return absl::OkStatus();
+  PC_ASSIGN_OR_RETURN(const std::vector<std::byte*> pages,
+                      pages_->Allocate(missing));
+  held_pages_.insert(held_pages_.end(), pages.begin(), pages.end());
+  execution_->AddTail(pages);
+  return absl::OkStatus();
+}
+
+std::vector<std::byte*> GenerationJob::TakePages(uint64_t count) {
+  CHECK_LE(count, spare_pages_.size());
+  const auto first = spare_pages_.end() - static_cast<std::ptrdiff_t>(count);
+  std::vector<std::byte*> taken(first, spare_pages_.end());
+  spare_pages_.erase(first, spare_pages_.end());
+  return taken;
+}
+
+bool GenerationJob::TakeModules(ModuleSet set) {
+  modules = std::move(set);
+  if (request.full_attention) return true;
+  uint64_t count = 0;
+  for (size_t i = 0; i < modules.sources.size(); ++i) {
+    switch (modules.sources[i]) {
+      case ModuleSource::kUnused:
+        break;
+      case ModuleSource::kRead:
+        if (ReadsCopy(i)) count += execution_->module_pages(i);
+        break;
+      case ModuleSource::kPrivate:
+      case ModuleSource::kPending:  // for the case that we give up waiting
+        count += execution_->module_pages(i);
+        [[fallthrough]];
+      case ModuleSource::kCreate:
+        count += execution_->temporary_pages(i);
+    }
+  }
+  if (count > spare_pages_.size()) {
+    auto more = pages_->Allocate(count - spare_pages_.size());
+    if (!more.ok()) {
+      reserve_all_ = true;
+      return false;
+    }
+    held_pages_.insert(held_pages_.end(), more->begin(), more->end());
+    spare_pages_.insert(spare_pages_.end(), more->begin(), more->end());
+  }
+  return true;
+}
+
+bool GenerationJob::ReadsCopy(size_t module) const {
+  return modules.lease->modules()[module].on_host && pages_->memory()->on_gpu();
+}
+
+}  // namespace promptcache::worker
