@@ -127,14 +127,6 @@ absl::Status GenerationJob::BeginStage() {
     return absl::OkStatus();
   }
   fresh_queued_ = true;
-  // What was set aside for modules that came from the cache after all.
-  if (!spare_pages_.empty()) {
-    std::sort(spare_pages_.begin(), spare_pages_.end());
-    std::erase_if(held_pages_, [this](std::byte* page) {
-      return std::binary_search(spare_pages_.begin(), spare_pages_.end(), page);
-    });
-    pages_->Free(std::exchange(spare_pages_, {}));
-  }
   execution_->ComputeFresh();
   if (!tokens_.generated().empty()) execution_->Append(tokens_.generated());
   return absl::OkStatus();
@@ -273,13 +265,11 @@ void GenerationJob::Finish(const absl::Status& status) {
 }
 
 void GenerationJob::Restart(const std::string& notice) {
-  if (!notice.empty()) {  // else the cache is asked again
-    for (const std::string& n : modules.notices) notices_.push_back(n);
-    notices_.push_back(notice);
-    private_only_ = true;
-    earlier_.assign(earlier_.size(), StateSource::kFresh);
-    spared_.assign(spared_.size(), false);
-  }
+  for (const std::string& n : modules.notices) notices_.push_back(n);
+  notices_.push_back(notice);
+  private_only_ = true;
+  earlier_.assign(earlier_.size(), StateSource::kFresh);
+  spared_.assign(spared_.size(), false);
   GiveBack();
 }
 
@@ -298,6 +288,10 @@ void GenerationJob::Preempt(Pause pause) {
   last_pauses_ = pause == Pause::kPages ? &page_pauses : &reader_pauses;
   ++last_pauses_->count;
   last_pauses_->recomputed_tokens += rows;
+  if (!modules.gave_up.empty()) {
+    waits_no_more_ = true;
+    notices_.push_back(modules.gave_up);
+  }
   GiveBack();
 }
 

@@ -60,13 +60,16 @@ class GenerationJob {
   uint64_t MaxPages() const;
 
   // Takes the pages that must be there before the cache is asked: those of the
-  // fresh tokens and of what has been generated already. False when they, and
-  // `keep_free` more for others, are not free now: stays kQueued and holds
-  // nothing.
+  // fresh tokens and of what has been generated already; besides those of all
+  // modules without the cache, and with it what TakeModulePages once found
+  // missing. False when they, and `keep_free` more for others, are not free
+  // now: stays kQueued and holds nothing.
   bool Admit(bool with_cache, uint64_t keep_free);
-  // Takes what the modules need besides, and gives back what they do not.
-  // False when the pages are not free now: the caller restarts it.
-  bool TakeModules(ModuleSet set);
+  // Before each stage: takes what `modules` need for it, and gives back what
+  // they do not. What is read in place, or encoded into the cache or elsewhere,
+  // needs none. ResourceExhausted: they are not free now; the caller pauses it,
+  // and Admit takes them first.
+  absl::Status TakeModulePages();
   // Queues rows for all that can be encoded now and, when nothing is pending,
   // for the fresh parts. The job has rows, or has finished its stage. Fails
   // when a GPU does.
@@ -113,6 +116,8 @@ class GenerationJob {
            request.cache_mode != CacheMode::kBypass &&
            !request.prompt->plan->modules.empty();
   }
+  // It has waited long enough for what others encode.
+  bool waits_no_more() const { return waits_no_more_; }
   bool holds_pages() const { return !held_pages_.empty(); }
   // Its last token was sampled. REQUIRES of Restart and Preempt: not.
   bool answered() const { return tokens_.finished(); }
@@ -155,7 +160,11 @@ class GenerationJob {
   bool ReadsCopy(size_t module) const;
   absl::Status ReadModule(size_t module);
   std::vector<std::byte*> TakePages(uint64_t count);
+  // Of what is not used yet all but so many.
+  void GiveBackSpare(uint64_t kept);
   uint64_t AllModulePages() const;
+  // That the modules need which can be read or encoded now and were not yet.
+  uint64_t ModulePagesNow() const;
   void MakeExecution();
   void AddToken(TokenEvent event);
   void Emit(TokenEvent event);
@@ -194,8 +203,10 @@ class GenerationJob {
   // Of pages that are being filled: copies of ours end before pages go back.
   std::vector<std::unique_ptr<Arrival>> arrivals_;
   bool private_only_ = false;
-  // Pages ran out after the cache was asked: next time all are taken first.
-  bool reserve_all_ = false;
+  // What an attempt lacked after the cache was asked: taken before it is asked
+  // again.
+  uint64_t reserved_pages_ = 0;
+  bool waits_no_more_ = false;
   bool fresh_queued_ = false;
   uint32_t retained_chunks_ = 0;  // of prompt and tail; 0: not looked at
   bool started_ = false;

@@ -1,5 +1,6 @@
 // The part of GenerationJob that takes pages.
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 
@@ -31,8 +32,8 @@ uint64_t GenerationJob::TailPagesNow() const {
 }
 
 bool GenerationJob::Admit(bool with_cache, uint64_t keep_free) {
-  uint64_t count = TailPagesNow();
-  if (!with_cache || reserve_all_) count += AllModulePages();
+  const uint64_t count =
+      TailPagesNow() + (with_cache ? reserved_pages_ : AllModulePages());
   if (count + keep_free > pages_->free_pages()) return false;
   auto pages = pages_->Allocate(count);
   if (!pages.ok()) return false;
@@ -60,35 +61,53 @@ std::vector<std::byte*> GenerationJob::TakePages(uint64_t count) {
   return taken;
 }
 
-bool GenerationJob::TakeModules(ModuleSet set) {
-  modules = std::move(set);
-  if (request.full_attention) return true;
+void GenerationJob::GiveBackSpare(uint64_t kept) {
+  if (spare_pages_.size() <= kept) return;
+  std::vector<std::byte*> rest = TakePages(spare_pages_.size() - kept);
+  std::sort(rest.begin(), rest.end());
+  std::erase_if(held_pages_, [&rest](std::byte* page) {
+    return std::binary_search(rest.begin(), rest.end(), page);
+  });
+  pages_->Free(rest);
+}
+
+uint64_t GenerationJob::ModulePagesNow() const {
+  if (request.full_attention) return 0;
   uint64_t count = 0;
   for (size_t i = 0; i < modules.sources.size(); ++i) {
+    if (encoded_[i]) continue;
     switch (modules.sources[i]) {
       case ModuleSource::kUnused:
+      case ModuleSource::kPending:
         break;
       case ModuleSource::kRead:
         if (ReadsCopy(i)) count += execution_->module_pages(i);
         break;
       case ModuleSource::kPrivate:
-      case ModuleSource::kPending:  // for the case that we give up waiting
         count += execution_->module_pages(i);
         [[fallthrough]];
       case ModuleSource::kCreate:
         count += execution_->temporary_pages(i);
     }
   }
-  if (count > spare_pages_.size()) {
-    auto more = pages_->Allocate(count - spare_pages_.size());
-    if (!more.ok()) {
-      reserve_all_ = true;
-      return false;
-    }
-    held_pages_.insert(held_pages_.end(), more->begin(), more->end());
-    spare_pages_.insert(spare_pages_.end(), more->begin(), more->end());
+  return count;
+}
+
+absl::Status GenerationJob::TakeModulePages() {
+  const uint64_t needed = ModulePagesNow();
+  GiveBackSpare(needed);
+  if (spare_pages_.size() == needed) return absl::OkStatus();
+  auto more = pages_->Allocate(needed - spare_pages_.size());
+  if (!more.ok()) {
+    // Those of earlier stages, too: they are computed again.
+    const uint64_t used =
+        held_pages_.size() - spare_pages_.size() - TailPagesNow();
+    reserved_pages_ = std::max(reserved_pages_, used + needed);
+    return more.status();
   }
-  return true;
+  held_pages_.insert(held_pages_.end(), more->begin(), more->end());
+  spare_pages_.insert(spare_pages_.end(), more->begin(), more->end());
+  return absl::OkStatus();
 }
 
 bool GenerationJob::ReadsCopy(size_t module) const {

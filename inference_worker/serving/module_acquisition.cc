@@ -239,7 +239,8 @@ ModuleSet PrivateModules(const GenerationRequest& request) {
 }
 
 ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
-                         const AcquisitionOptions& options, bool again) {
+                         const AcquisitionOptions& options,
+                         const EarlierAcquires& earlier) {
   const pml::Plan& plan = PlanOf(request);
   ModuleSet set;
   SetAllPrivate(request, &set);
@@ -250,8 +251,8 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
       request.cache_mode == CacheMode::kReadWrite &&
       (request.prompt->chunk_tokens == 0 || request.retain.has_value());
   args.want_page_sums = options.verify != VerifyMode::kNever;
-  args.purpose = PurposeOf(request, args.reserve_missing, again);
-  args.no_wait = request.pending_compute;
+  args.purpose = PurposeOf(request, args.reserve_missing, earlier.leased);
+  args.no_wait = request.pending_compute || earlier.waits_no_more;
   args.schema = plan.schema;
   args.isolation_domain = request.isolation_domain;
   for (size_t i = 0; i < plan.modules.size(); ++i) {
@@ -316,9 +317,10 @@ void WaitForPending(const GenerationRequest& request,
         NoteNoCache(request, status, set);
       } else if (now >= deadline) {
         set->sources[i] = ModuleSource::kPrivate;
-        set->AddNotice(absl::StrCat(
+        set->gave_up = absl::StrCat(
             "did not wait longer for modules that another request encodes: ",
-            status.message()));
+            status.message());
+        set->AddNotice(set->gave_up);
       }
     }
     if (set->sources[i] == ModuleSource::kCreate && !set->committed[i]) break;

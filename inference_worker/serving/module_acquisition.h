@@ -42,6 +42,8 @@ struct ModuleSet {
   std::vector<IdentityField> differing_fields;  // of the miss reasons
   std::vector<bool> committed;
   std::vector<std::string> notices;
+  // Why what was pending when the wait was over is kPrivate; "": it is not.
+  std::string gave_up;
   uint32_t corrupt = 0;  // pages whose sum was not what the daemon said
 
   bool HasPending() const;
@@ -62,11 +64,17 @@ struct AcquisitionOptions {
 // Everything is computed privately; `client` is not asked.
 ModuleSet PrivateModules(const GenerationRequest& request);
 
+// What is known of a request from its earlier calls.
+struct EarlierAcquires {
+  bool leased = false;         // one was given a lease
+  bool waits_no_more = false;  // one has waited as long as it may for others
+};
+
 // One Acquire for all modules of the plan. Never fails: what the cache does not
-// give is kPrivate, with a notice that says why. `again`: an earlier call for
-// this request was given a lease.
+// give is kPrivate, with a notice that says why.
 ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
-                         const AcquisitionOptions& options, bool again = false);
+                         const AcquisitionOptions& options,
+                         const EarlierAcquires& earlier = {});
 
 // Of a warm prompt: gives its last module, when it was read, the prompt's
 // policy. A pin that was refused is a notice.
@@ -75,7 +83,7 @@ void ReplacePolicy(CacheClient* client, const GenerationRequest& request,
 
 // Waits until nothing is pending, or a reservation has passed on to us (ours
 // are committed before we wait for others), until the deadline or the flag.
-// What is still pending at `deadline` becomes kPrivate.
+// What is still pending at `deadline` becomes kPrivate (`gave_up`).
 void WaitForPending(const GenerationRequest& request,
                     const AcquisitionOptions& options, const CancelFlag& cancel,
                     absl::Time deadline, ModuleSet* set);

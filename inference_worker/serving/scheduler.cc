@@ -411,7 +411,10 @@ void Scheduler::Requeue(GenerationJob* job) {
   requeued_ = true;
   const Job shared = SharedJob(job);
   std::erase(running_, shared);
-  queue_.push_front(shared);
+  const auto younger = std::find_if(
+      queue_.begin(), queue_.end(),
+      [job](const Job& other) { return other->sequence > job->sequence; });
+  queue_.insert(younger, shared);
 }
 
 Scheduler::Job Scheduler::SharedJob(const GenerationJob* job) const {

@@ -161,14 +161,15 @@ class Scheduler {
   void StartWait(const Job& job);
   void StartDecoding(const Job& job);
   void StartRetain(const Job& job);
-  // Begins a stage; its rows are run, or it is done at once.
+  // Begins a stage; its rows are run, or it is done at once, or its pages are
+  // not free and the request waits for its turn to have them.
   void Begin(const Job& job);
   void RestartJob(GenerationJob* job, const std::string& notice);
   void Preempt(GenerationJob* job, GenerationJob::Pause pause);
   // Of a request whose reader has been behind for so long. False: there is
   // none.
   bool TakeFromSlowReader(absl::Duration patience);
-  // From running_ to the head of the queue: it has waited already.
+  // From running_ back to the queue, where it stood when it came.
   void Requeue(GenerationJob* job);
   // Runs `task` on the executor and `then` on the scheduler's thread.
   void RunBlocking(const Job& job, std::function<void()> task,

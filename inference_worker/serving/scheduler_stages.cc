@@ -44,7 +44,8 @@ void Scheduler::StartAcquire(const Job& job) {
       job,
       [this, job, set] {
         *set = AcquireModules(client_, job->request, acquisition_,
-                              /*again=*/job->asked_cache);
+                              {.leased = job->asked_cache,
+                               .waits_no_more = job->waits_no_more()});
         ReplacePolicy(client_, job->request, set.get());
       },
       [this, job, set, begin] {
@@ -63,16 +64,18 @@ void Scheduler::OnAcquired(const Job& job, ModuleSet set) {
              set.notices.empty() ? "no cache" : set.notices.front())));
     return;
   }
-  if (!job->TakeModules(std::move(set))) {
-    RestartJob(job.get(), "");
-    return;
-  }
+  job->modules = std::move(set);
   Begin(job);
 }
 
 void Scheduler::Begin(const Job& job) {
+  absl::Status begun = job->TakeModulePages();
+  if (absl::IsResourceExhausted(begun)) {
+    Preempt(job.get(), GenerationJob::Pause::kPages);
+    return;
+  }
   const uint64_t before = job->recomputed_tokens();
-  const absl::Status begun = job->BeginStage();
+  if (begun.ok()) begun = job->BeginStage();
   recomputed_tokens_ += job->recomputed_tokens() - before;
   if (!begun.ok()) {
     LOG(ERROR) << "a request's pages: " << begun;

@@ -219,14 +219,14 @@ TEST_F(PreemptionTest, TheCacheIsToldWhoAsksAgain) {
 }
 
 TEST_F(PreemptionTest, PagesThatATaskHoldsAreWaitedFor) {
-  Start(/*num_pages=*/18);
+  Start(/*num_pages=*/16);
   const auto plan = PlanBuilder::Exact(7, 20);
   cache_.ReserveElsewhere(KeyOf(plan, 1), 20);
   auto old = std::make_shared<RecordingSink>();
   old->SetReady(false);
   PC_ASSERT_OK(scheduler_->Submit(Plain(1, 50), old));  // 15 pages
   ASSERT_TRUE(old->WaitTokens(1));
-  // Its private pages are taken while it waits for another's module.
+  // Its tail's pages are its own while it waits for another's module.
   const Sink young = Submit(Request(plan));
   ASSERT_TRUE(Eventually([&] { return cache_.counters().commits == 1; }));
   old->SetReady(true);
