@@ -49,6 +49,8 @@ class PrivatePages {
   const KvLayout& layout() const { return layout_; }
   KvMemory* memory() const { return memory_; }
   uint64_t capacity_pages() const { return capacity_pages_; }
+  // What a page takes of the budget: page_bytes, rounded to a cache line.
+  size_t page_stride_bytes() const { return page_stride_bytes_; }
   uint64_t free_pages() const ABSL_LOCKS_EXCLUDED(mu_);
   // The most that were ever handed out at one time.
   uint64_t peak_pages() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -65,7 +67,7 @@ class PrivatePages {
   gpu::DeviceBuffer buffer_;  // on a GPU
 
   const KvLayout layout_;
-  const size_t page_stride_bytes_;  // page_bytes, rounded to a cache line
+  const size_t page_stride_bytes_;
   std::byte* base_ = nullptr;
   const uint64_t capacity_pages_;
   mutable Mutex mu_;

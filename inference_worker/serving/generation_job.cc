@@ -267,7 +267,8 @@ void GenerationJob::Finish(const absl::Status& status) {
 void GenerationJob::Restart(const std::string& notice) {
   for (const std::string& n : modules.notices) notices_.push_back(n);
   notices_.push_back(notice);
-  private_only_ = true;
+  private_only_ = restarted_ || CheckPages(/*cached=*/false).ok();
+  restarted_ = true;
   earlier_.assign(earlier_.size(), StateSource::kFresh);
   spared_.assign(spared_.size(), false);
   GiveBack();

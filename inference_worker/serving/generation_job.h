@@ -32,6 +32,8 @@ namespace promptcache::worker {
 // Restart gives everything back and computes the request again without the
 // cache, the tokens that it has generated included; since results do not
 // depend on where states come from, the answer goes on as if nothing had been.
+// Where the pool is too small for all of its modules the cache is asked once
+// more.
 // Preempt does the same for the sake of others, with the cache.
 //
 // Runs on the scheduler's thread, but for what is said above.
@@ -56,8 +58,10 @@ class GenerationJob {
   GenerationJob(const GenerationJob&) = delete;
   GenerationJob& operator=(const GenerationJob&) = delete;
 
-  // The most pages that it may ever need.
-  uint64_t MaxPages() const;
+  // FailedPrecondition, with the numbers: it could not run to its end although
+  // the whole pool were its own, in the best case (all modules `cached`) or
+  // when it must compute all of them here.
+  absl::Status CheckPages(bool cached) const;
 
   // Takes the pages that must be there before the cache is asked: those of the
   // fresh tokens and of what has been generated already; besides those of all
@@ -68,7 +72,7 @@ class GenerationJob {
   // Before each stage: takes what `modules` need for it, and gives back what
   // they do not. What is read in place, or encoded into the cache or elsewhere,
   // needs none. ResourceExhausted: they are not free now; the caller pauses it,
-  // and Admit takes them first.
+  // and Admit takes them first. FailedPrecondition: as CheckPages.
   absl::Status TakeModulePages();
   // Queues rows for all that can be encoded now and, when nothing is pending,
   // for the fresh parts. The job has rows, or has finished its stage. Fails
@@ -163,6 +167,8 @@ class GenerationJob {
   // Of what is not used yet all but so many.
   void GiveBackSpare(uint64_t kept);
   uint64_t AllModulePages() const;
+  // With so many pages for modules.
+  absl::Status CheckMost(uint64_t module_pages) const;
   // That the modules need which can be read or encoded now and were not yet.
   uint64_t ModulePagesNow() const;
   void MakeExecution();
@@ -203,6 +209,7 @@ class GenerationJob {
   // Of pages that are being filled: copies of ours end before pages go back.
   std::vector<std::unique_ptr<Arrival>> arrivals_;
   bool private_only_ = false;
+  bool restarted_ = false;
   // What an attempt lacked after the cache was asked: taken before it is asked
   // again.
   uint64_t reserved_pages_ = 0;

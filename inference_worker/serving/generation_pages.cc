@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/byte_size.h"
 #include "common/status_macros.h"
 #include "glog/logging.h"
 #include "inference_worker/serving/generation_job.h"
@@ -23,8 +26,30 @@ uint64_t GenerationJob::AllModulePages() const {
   return total;
 }
 
-uint64_t GenerationJob::MaxPages() const {
-  return (request.warm ? 0 : execution_->max_tail_pages()) + AllModulePages();
+absl::Status GenerationJob::CheckMost(uint64_t module_pages) const {
+  const uint64_t most =
+      (request.warm ? 0 : execution_->max_tail_pages()) + module_pages;
+  if (most <= pages_->capacity_pages()) return absl::OkStatus();
+  const auto bytes = [this](uint64_t pages) {
+    return FormatByteSize(pages * pages_->page_stride_bytes());
+  };
+  std::string message = absl::StrCat("the request may need ", most,
+                                     " private KV pages (", bytes(most), ")");
+  if (module_pages > 0) {
+    absl::StrAppend(&message, ", ", module_pages,
+                    " of them for modules that it cannot read in the cache");
+  }
+  absl::StrAppend(&message, "; the worker has ", pages_->capacity_pages(), " (",
+                  bytes(pages_->capacity_pages()),
+                  "): shorten it or raise --tail_bytes");
+  for (const std::string& notice : Notices()) {
+    absl::StrAppend(&message, "; ", notice);
+  }
+  return absl::FailedPreconditionError(message);
+}
+
+absl::Status GenerationJob::CheckPages(bool cached) const {
+  return CheckMost(cached ? 0 : AllModulePages());
 }
 
 uint64_t GenerationJob::TailPagesNow() const {
@@ -97,12 +122,13 @@ absl::Status GenerationJob::TakeModulePages() {
   const uint64_t needed = ModulePagesNow();
   GiveBackSpare(needed);
   if (spare_pages_.size() == needed) return absl::OkStatus();
+  // With those of earlier stages.
+  const uint64_t for_modules =
+      needed + held_pages_.size() - spare_pages_.size() - TailPagesNow();
+  PC_RETURN_IF_ERROR(CheckMost(for_modules));
   auto more = pages_->Allocate(needed - spare_pages_.size());
   if (!more.ok()) {
-    // Those of earlier stages, too: they are computed again.
-    const uint64_t used =
-        held_pages_.size() - spare_pages_.size() - TailPagesNow();
-    reserved_pages_ = std::max(reserved_pages_, used + needed);
+    reserved_pages_ = std::max(reserved_pages_, for_modules);
     return more.status();
   }
   held_pages_.insert(held_pages_.end(), more->begin(), more->end());

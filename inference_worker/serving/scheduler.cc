@@ -99,12 +99,9 @@ absl::StatusOr<std::shared_ptr<CancelFlag>> Scheduler::Submit(
   auto job = std::make_shared<GenerationJob>(
       std::move(request), std::move(sink), cancel, pages_, tokenizer_,
       context_length_, backend_->decoder_start());
-  if (job->MaxPages() > pages_->capacity_pages()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the request may need ", job->MaxPages(),
-        " private KV pages, the worker has ", pages_->capacity_pages(),
-        ": shorten it or raise --tail_bytes"));
-  }
+  // Without the cache nothing is warmed, which is told when it is its turn.
+  const bool cached = AsksCache(*job) || job->request.warm;
+  if (absl::Status s = job->CheckPages(cached); !s.ok()) return s;
   {
     MutexLock lock(&mu_);
     if (draining_) {
@@ -339,6 +336,10 @@ std::deque<Scheduler::Job>::iterator Scheduler::NextQueued() {
          static_cast<std::ptrdiff_t>(places[NextToAdmit(waiting, running)]);
 }
 
+bool Scheduler::AsksCache(const GenerationJob& job) const {
+  return client_ != nullptr && options_.no_reuse.empty() && job.wants_cache();
+}
+
 // In a domain in order of arrival. Who is next and finds no pages waits for
 // them, and is not starved by small ones behind it.
 void Scheduler::AdmitQueued() {
@@ -351,12 +352,17 @@ void Scheduler::AdmitQueued() {
     }
     GenerationJob& first = **next;
     const bool refused = !options_.no_reuse.empty() && first.wants_cache();
-    const bool with_cache =
-        client_ != nullptr && first.wants_cache() && !refused;
+    const bool with_cache = AsksCache(first);
     if (first.request.warm && !with_cache) {
       Fail(&first, absl::UnavailableError(
                        absl::StrCat("modules cannot be kept: ",
                                     refused ? options_.no_reuse : "no cache")));
+      EndDoneJobs();
+      continue;
+    }
+    // A loss may have turned it away from the cache.
+    if (absl::Status s = first.CheckPages(/*cached=*/with_cache); !s.ok()) {
+      Fail(&first, s);
       EndDoneJobs();
       continue;
     }

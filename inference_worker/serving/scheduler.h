@@ -58,8 +58,10 @@ struct SchedulerStats {
 // A request is admitted when its prompt's pages are free and leave some for
 // those that run; tails then grow page by page. When none is free the youngest
 // request gives its pages back and waits at the head of the queue, to be
-// computed again (GenerationJob::Preempt): its reader sees a pause. Who never
-// could have all its pages is refused, so the last one running has enough.
+// computed again (GenerationJob::Preempt): its reader sees a pause. So does one
+// whose modules turn out to need pages that are not free. Who could not have
+// its pages although all its modules were cached is refused; who cannot have
+// them because some are not ends there. So the last one running has enough.
 //
 // A request whose reader is behind is not computed on. After a while it gives
 // its place, its pages and its lease to whoever waits for one of them, after a
@@ -105,8 +107,8 @@ class Scheduler {
   // Queues the request; its sink hears of everything that follows.
   // InvalidArgument for links with an encoder-decoder; ResourceExhausted when
   // the queue is full for its domain; FailedPrecondition when the request could
-  // never have its pages; Unavailable when draining. Then the sink hears
-  // nothing.
+  // never have its pages, however much of it is cached; Unavailable when
+  // draining. Then the sink hears nothing.
   absl::StatusOr<std::shared_ptr<CancelFlag>> Submit(
       GenerationRequest request, std::shared_ptr<GenerationSink> sink)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -152,6 +154,7 @@ class Scheduler {
   void CheckDeadlines();
   void NoteReaders();
   void AdmitQueued();
+  bool AsksCache(const GenerationJob& job) const;
   // The end: nobody that could get on.
   std::deque<Job>::iterator NextQueued();
   void StartAcquire(const Job& job);

@@ -74,6 +74,10 @@ void Scheduler::Begin(const Job& job) {
     Preempt(job.get(), GenerationJob::Pause::kPages);
     return;
   }
+  if (absl::IsFailedPrecondition(begun)) {
+    Fail(job.get(), begun);
+    return;
+  }
   const uint64_t before = job->recomputed_tokens();
   if (begun.ok()) begun = job->BeginStage();
   recomputed_tokens_ += job->recomputed_tokens() - before;
@@ -137,7 +141,7 @@ void Scheduler::StartCommit(const Job& job) {
         // Whose last token is there needs its modules no more: their pages were
         // right when it was computed.
         if (!outcome->all && !job->answered()) {
-          RestartJob(job.get(), "computed again without the cache");
+          RestartJob(job.get(), "computed again");
           return;
         }
         encoded_ += outcome->committed.size();

@@ -9,6 +9,7 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "inference_worker/serving/scheduler.h"
 #include "tests/inference_worker/serving/scheduler_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -17,6 +18,7 @@ namespace promptcache::worker {
 namespace {
 
 using pml::Plan;
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using Sink = std::shared_ptr<RecordingSink>;
@@ -58,6 +60,12 @@ class ModulePagesTest : public SchedulerTest {
       absl::SleepFor(absl::Milliseconds(1));
     }
     return condition();
+  }
+  static auto TooLarge(uint64_t num_pages) {
+    return StatusIs(
+        absl::StatusCode::kFailedPrecondition,
+        AllOf(HasSubstr(absl::StrCat(" ", num_pages, " private KV pages")),
+              HasSubstr("--tail_bytes")));
   }
   uint64_t used_pages() {
     return pages_->capacity_pages() - pages_->free_pages();
@@ -161,6 +169,80 @@ TEST_F(ModulePagesTest, PagesThatWereKeptForAModuleGoBackBeforeTheNextStep) {
   EXPECT_EQ(young->tokens(), ExpectedTokens(*Document(), false, 6));
   EXPECT_EQ(young->completed().usage.created_tokens, kDocumentTokens);
   EXPECT_EQ(most, kTailPages);
+}
+
+TEST_F(ModulePagesTest, APromptLargerThanThePoolRunsWithTheCache) {
+  Start(/*num_pages=*/kTailPages);
+  const auto created = Run(Request(Document()));
+  const auto cached = Run(Request(Document()));
+  for (const Sink& sink : {created, cached}) {
+    PC_EXPECT_OK(sink->status());
+    EXPECT_EQ(sink->tokens(), ExpectedTokens(*Document(), false, 6));
+  }
+  EXPECT_EQ(created->completed().usage.created_tokens, kDocumentTokens);
+  EXPECT_EQ(cached->completed().usage.cached_tokens, kDocumentTokens);
+  EXPECT_EQ(pages_->peak_pages(), kTailPages);
+}
+
+TEST_F(ModulePagesTest, ATailLargerThanThePoolIsRefused) {
+  Start(/*num_pages=*/kTailPages - 1);
+  EXPECT_THAT(scheduler_->Submit(Request(Document()),
+                                 std::make_shared<RecordingSink>()),
+              TooLarge(kTailPages));
+  GenerationRequest bypass = Request(Document());
+  bypass.cache_mode = CacheMode::kBypass;
+  EXPECT_THAT(scheduler_->Submit(bypass, std::make_shared<RecordingSink>()),
+              TooLarge(kDocumentPages + kTailPages));
+}
+
+TEST_F(ModulePagesTest, WhatMustBeComputedHereAndHasNoRoomIsTold) {
+  Start(/*num_pages=*/kDocumentPages);
+  const auto never = TooLarge(kDocumentPages + kTailPages);
+  cache_.SetNoMemory(true);
+  const auto without_memory = Run(Request(Document()));
+  EXPECT_THAT(without_memory->status(), never);
+  EXPECT_THAT(without_memory->status().message(),
+              HasSubstr("the cache has no memory"));
+  cache_.SetNoMemory(false);
+  GenerationRequest reads = Request(Document());
+  reads.cache_mode = CacheMode::kReadOnly;
+  EXPECT_THAT(Run(reads)->status(), never);
+  cache_.SetDown(true);
+  const auto without_daemon = Run(Request(Document()));
+  EXPECT_THAT(without_daemon->status(), never);
+  EXPECT_THAT(without_daemon->status().message(), HasSubstr("unavailable"));
+  EXPECT_EQ(backend_.passes(), 0u);
+}
+
+TEST_F(ModulePagesTest, WhoGivesUpWaitingAndHasNoRoomIsTold) {
+  options_.pending_timeout = absl::Milliseconds(30);
+  Start(/*num_pages=*/kDocumentPages);
+  EncodeElsewhere();
+  elsewhere_ = 1;
+  const auto sink = Run(Request(Document()));
+  EXPECT_THAT(sink->status(), TooLarge(kDocumentPages + kTailPages));
+  EXPECT_THAT(sink->status().message(), HasSubstr("wait longer"));
+}
+
+// Without the cache there is no room.
+TEST_F(ModulePagesTest, LostStatesThatHaveNoRoomHereAreEncodedOnceMore) {
+  constexpr uint64_t kLongTailPages = 5;
+  uint64_t passes = 0;
+  int losses = 1;
+  backend_.SetHook([&](std::span<const RowGroup>) {
+    if (++passes % 4 == 0 && losses-- > 0) cache_.RevokeAll();
+    return absl::OkStatus();
+  });
+  Start(/*num_pages=*/kLongTailPages);
+  const auto once = Run(Request(Document(), 14));
+  PC_EXPECT_OK(once->status());
+  EXPECT_EQ(once->tokens(), ExpectedTokens(*Document(), false, 14));
+  EXPECT_THAT(once->completed().notices, Contains(HasSubstr("lost")));
+  losses = 2;
+  const auto twice = Run(Request(Document(), 14));
+  EXPECT_THAT(twice->status(), TooLarge(kDocumentPages + kLongTailPages));
+  EXPECT_THAT(twice->status().message(), HasSubstr("lost"));
+  faults_expected_ = true;
 }
 
 }  // namespace
