@@ -67,7 +67,7 @@ Scheduler::Scheduler(const Options& options, Backend* backend,
           options.context_length == 0
               ? backend->context_length()
               : std::min(options.context_length, backend->context_length())),
-      executor_(std::make_unique<Executor>(options.max_running)),
+      executor_(std::make_unique<Executor>(2 * options.max_running)),
       thread_([this] { Run(); }) {}
 
 Scheduler::~Scheduler() {
@@ -336,6 +336,14 @@ std::deque<Scheduler::Job>::iterator Scheduler::NextQueued() {
          static_cast<std::ptrdiff_t>(places[NextToAdmit(waiting, running)]);
 }
 
+bool Scheduler::HasSlot() const {
+  const auto waiting = static_cast<size_t>(std::count_if(
+      running_.begin(), running_.end(),
+      [](const Job& job) { return job->state == State::kWaiting; }));
+  const size_t most = options_.max_running;
+  return running_.size() < most + std::min(waiting, most);
+}
+
 bool Scheduler::AsksCache(const GenerationJob& job) const {
   return client_ != nullptr && options_.no_reuse.empty() && job.wants_cache();
 }
@@ -346,7 +354,7 @@ void Scheduler::AdmitQueued() {
   while (true) {
     const auto next = NextQueued();
     if (next == queue_.end()) return;
-    if (running_.size() >= options_.max_running) {
+    if (!HasSlot()) {
       if (!TakeFromSlowReader(options_.reader_patience)) return;
       continue;
     }

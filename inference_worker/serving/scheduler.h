@@ -47,8 +47,8 @@ struct SchedulerStats {
 // between isolation domains first (fair_share.h).
 //
 // One thread of its own calls the backend and every sink; what waits for the
-// cache daemon runs on an executor with a thread per running request, so that
-// none of them waits for another's.
+// cache daemon runs on an executor with a thread for every request that runs or
+// waits, so that none of them waits for another's.
 //
 // Whatever goes wrong with the cache is answered by computing the same plan
 // privately. Before and after each step the leases that it read under are
@@ -74,6 +74,8 @@ class Scheduler {
  public:
   struct Options {
     uint32_t step_tokens = 256;
+    // Besides, as many may wait for modules that others encode: these hold
+    // nothing but their tails, and go on at once when the modules are there.
     uint32_t max_running = 16;
     // These and max_running are the queue's places.
     uint32_t max_queue = 64;
@@ -154,6 +156,8 @@ class Scheduler {
   void CheckDeadlines();
   void NoteReaders();
   void AdmitQueued();
+  // For one more to run.
+  bool HasSlot() const;
   bool AsksCache(const GenerationJob& job) const;
   // The end: nobody that could get on.
   std::deque<Job>::iterator NextQueued();

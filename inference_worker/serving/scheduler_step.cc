@@ -155,7 +155,9 @@ std::vector<Scheduler::Share> Scheduler::PlanStep(
     if (job->state == State::kPrefill) {
       prefills.push_back(job);
     } else if (job->state == State::kDecode && job->sink->Ready() &&
-               job->execution()->missing_tail_pages() == 0) {
+               job->execution()->missing_tail_pages() == 0 && budget > 1) {
+      // A row is left for those that prefill: when many have come back from
+      // waiting at a time there may be more that decode than rows.
       AddShare(job, 1, groups, &shares);
       --budget;
     }

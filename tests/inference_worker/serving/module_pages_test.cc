@@ -245,5 +245,58 @@ TEST_F(ModulePagesTest, LostStatesThatHaveNoRoomHereAreEncodedOnceMore) {
   faults_expected_ = true;
 }
 
+TEST_F(ModulePagesTest, WaitersLeaveTheirPlaceToOthers) {
+  options_.max_running = 2;
+  Start();
+  EncodeElsewhere();
+  std::vector<Sink> waiters;
+  for (uint32_t i = 0; i < 2; ++i) {
+    waiters.push_back(Submit(Request(Document(i))));
+  }
+  ASSERT_TRUE(Eventually([&] { return cache_.counters().acquires == 2; }));
+  EXPECT_EQ(Run(Plain(6))->tokens().size(), 6u);
+  EXPECT_EQ(waiters[0]->dones() + waiters[1]->dones(), 0);
+  cache_.AbandonElsewhere(KeyOf(Document(), 0));
+  for (const Sink& sink : waiters) ASSERT_TRUE(sink->WaitDone());
+  EXPECT_EQ(cache_.counters().commits, 1u);
+}
+
+// More that decode than a step has rows.
+TEST_F(ModulePagesTest, WaitersGoOnBesideThoseThatTookTheirPlace) {
+  options_.max_running = 4;
+  options_.step_tokens = 5;
+  size_t most_rows = 0;
+  backend_.SetHook([&](std::span<const RowGroup> groups) {
+    size_t rows = 0;
+    for (const RowGroup& group : groups) rows += group.tokens.size();
+    most_rows = std::max(most_rows, rows);
+    return absl::OkStatus();
+  });
+  Start();
+  EncodeElsewhere();
+  std::vector<Sink> sinks;
+  for (uint32_t i = 0; i < 4; ++i) {
+    sinks.push_back(Submit(Request(Document(i), 200)));
+  }
+  ASSERT_TRUE(Eventually([&] { return cache_.counters().acquires == 4; }));
+  std::vector<Sink> others;
+  for (uint32_t i = 0; i < 4; ++i) {
+    others.push_back(std::make_shared<RecordingSink>());
+    others.back()->SetReady(false);
+    PC_ASSERT_OK(scheduler_->Submit(Plain(200), others.back()));
+    ASSERT_TRUE(others.back()->WaitTokens(1));
+  }
+  cache_.AbandonElsewhere(KeyOf(Document(), 0));
+  for (const Sink& sink : sinks) ASSERT_TRUE(sink->WaitTokens(1));
+  for (const Sink& sink : others) sink->SetReady(true);
+  scheduler_->Wake();
+  for (uint32_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(sinks[i]->WaitDone() && others[i]->WaitDone());
+    EXPECT_EQ(sinks[i]->tokens(), ExpectedTokens(*Document(i), false, 200));
+    EXPECT_EQ(others[i]->tokens(), others[0]->tokens());
+  }
+  EXPECT_LE(most_rows, 5u);
+}
+
 }  // namespace
 }  // namespace promptcache::worker

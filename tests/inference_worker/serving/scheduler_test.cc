@@ -567,11 +567,14 @@ TEST_F(SchedulerTest, PrefillIsSharedBetweenDomains) {
 TEST_F(SchedulerTest, ADeadlineIsRespectedInTheQueue) {
   options_.max_running = 1;
   Start();
-  // Who runs waits for another's module: no step is made.
+  // Two wait for another's module, one for each place: no step is made.
   const auto plan = PlanBuilder::Exact(7);
   cache_.ReserveElsewhere(KeyOf(plan, 1), 11);
+  const auto waiting = Submit(Request(plan));
   const auto running = Submit(Request(plan));
-  while (cache_.counters().commits < 1) absl::SleepFor(absl::Milliseconds(1));
+  while (cache_.counters().commits < 1 || cache_.counters().acquires < 2) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
   const uint64_t steps = scheduler_->stats().steps;
   GenerationRequest late = Request(plan);
   late.deadline = absl::Now() + absl::Milliseconds(50);
@@ -587,10 +590,12 @@ TEST_F(SchedulerTest, ADeadlineIsRespectedInTheQueue) {
   EXPECT_THAT(queued->status(), StatusIs(absl::StatusCode::kDeadlineExceeded,
                                          HasSubstr("deadline")));
   EXPECT_EQ(queued->starts() + cancelled->starts(), 0);
+  EXPECT_EQ(cache_.counters().acquires, 2u);
   EXPECT_EQ(scheduler_->stats().steps, steps);
   EXPECT_EQ(running->dones(), 0);
   cache_.AbandonElsewhere(KeyOf(plan, 1));
-  ASSERT_TRUE(running->WaitDone());
+  ASSERT_TRUE(waiting->WaitDone() && running->WaitDone());
+  PC_EXPECT_OK(waiting->status());
   PC_EXPECT_OK(running->status());
 }
 
