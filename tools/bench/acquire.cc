@@ -287,6 +287,7 @@ absl::Status Measure(const Options& options, Full* full) {
 // Of the p50 among the most modules to that among the fewest, turn by turn.
 bench::Spread RatioOf(const Result& fewest, const Result& most) {
   std::vector<double> ratios;
+  ratios.reserve(most.p50_us.size());
   for (size_t i = 0; i < most.p50_us.size(); ++i) {
     ratios.push_back(most.p50_us[i] / fewest.p50_us[i]);
   }
@@ -298,6 +299,7 @@ std::vector<bench::Bar> BarsOf(const Options& options,
                                const std::vector<Result>& results) {
   if (options.workers != 4 || options.modules != 64) return {};
   std::vector<bench::Bar> bars;
+  bars.reserve(results.size() + 1);
   for (const Result& r : results) {
     bars.push_back({.name = absl::StrCat("p99 of 64 modules, 4 workers, ",
                                          r.metadata, " known, us"),
@@ -387,6 +389,7 @@ absl::Status Run(const Options& options) {
     for (Full& full : all) PC_RETURN_IF_ERROR(Measure(options, &full));
   }
   std::vector<Result> results;
+  results.reserve(all.size());
   for (const Full& full : all) results.push_back(full.result);
   Print(options, conditions, results);
   return absl::OkStatus();

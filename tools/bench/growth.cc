@@ -181,6 +181,7 @@ void Print(const Options& options, const Conditions& conditions,
   for (const Line& line : lines) {
     const double growth = GrowthOf(samples, line.get);
     std::vector<double> values;
+    values.reserve(samples.size());
     for (const Sample& s : samples) values.push_back(line.get(s));
     const Spread half = SpreadOf(SecondHalf(values));
     if (line.as_at_first) {

@@ -173,6 +173,7 @@ class Load {
                                  : static_cast<uint32_t>(std::min<size_t>(
                                        options_.max_open, requests_.size()));
     std::vector<std::unique_ptr<cli::WorkerClient>> clients;
+    clients.reserve(callers);
     for (uint32_t i = 0; i < callers; ++i) {
       PC_ASSIGN_OR_RETURN(
           clients.emplace_back(),
@@ -261,6 +262,7 @@ constexpr double kPercentiles[] = {50, 90, 95, 99, 100};
 template <typename Get>
 Spread Over(const std::vector<Result>& loads, Get get) {
   std::vector<double> values;
+  values.reserve(loads.size());
   for (const Result& load : loads) values.push_back(get(load));
   return SpreadOf(values);
 }
@@ -398,6 +400,7 @@ absl::Status Run(const Options& options) {
   }
   PC_RETURN_IF_ERROR(node->PutSchema("serve", {&prompts.module, 1}));
   std::vector<v1::GenerateRequest> requests;
+  requests.reserve(prompts.fresh.size());
   for (const std::string& fresh : prompts.fresh) {
     requests.push_back(PromptOver("serve", 1, fresh, options.max_tokens));
   }
@@ -431,6 +434,8 @@ absl::Status Run(const Options& options) {
 }  // namespace
 }  // namespace promptcache::bench
 
+// CLI11 throws at names that no option may have, which would show at once.
+// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   promptcache::bench::Options options;
   CLI::App app("A load of requests that share one module");
