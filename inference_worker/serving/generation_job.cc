@@ -289,15 +289,13 @@ void GenerationJob::Preempt(Pause pause) {
   last_pauses_ = pause == Pause::kPages ? &page_pauses : &reader_pauses;
   ++last_pauses_->count;
   last_pauses_->recomputed_tokens += rows;
-  if (!modules.gave_up.empty()) {
-    waits_no_more_ = true;
-    notices_.push_back(modules.gave_up);
-  }
+  if (!modules.gave_up.empty()) notices_.push_back(modules.gave_up);
   GiveBack();
 }
 
 void GenerationJob::GiveBack() {
   CHECK(!answered()) << "the last row would be sampled again";
+  if (!modules.gave_up.empty()) waits_no_more_ = true;
   Release();
   MakeExecution();
   behind_since = absl::InfiniteFuture();

@@ -210,8 +210,8 @@ class GenerationJob {
   std::vector<std::unique_ptr<Arrival>> arrivals_;
   bool private_only_ = false;
   bool restarted_ = false;
-  // What an attempt lacked after the cache was asked: taken before it is asked
-  // again.
+  // What the modules of the last attempt needed after the cache was asked:
+  // taken before it is asked again.
   uint64_t reserved_pages_ = 0;
   bool waits_no_more_ = false;
   bool fresh_queued_ = false;

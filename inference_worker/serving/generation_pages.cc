@@ -121,18 +121,15 @@ uint64_t GenerationJob::ModulePagesNow() const {
 absl::Status GenerationJob::TakeModulePages() {
   const uint64_t needed = ModulePagesNow();
   GiveBackSpare(needed);
-  if (spare_pages_.size() == needed) return absl::OkStatus();
   // With those of earlier stages.
-  const uint64_t for_modules =
+  reserved_pages_ =
       needed + held_pages_.size() - spare_pages_.size() - TailPagesNow();
-  PC_RETURN_IF_ERROR(CheckMost(for_modules));
-  auto more = pages_->Allocate(needed - spare_pages_.size());
-  if (!more.ok()) {
-    reserved_pages_ = std::max(reserved_pages_, for_modules);
-    return more.status();
-  }
-  held_pages_.insert(held_pages_.end(), more->begin(), more->end());
-  spare_pages_.insert(spare_pages_.end(), more->begin(), more->end());
+  if (spare_pages_.size() == needed) return absl::OkStatus();
+  PC_RETURN_IF_ERROR(CheckMost(reserved_pages_));
+  PC_ASSIGN_OR_RETURN(const std::vector<std::byte*> more,
+                      pages_->Allocate(needed - spare_pages_.size()));
+  held_pages_.insert(held_pages_.end(), more.begin(), more.end());
+  spare_pages_.insert(spare_pages_.end(), more.begin(), more.end());
   return absl::OkStatus();
 }
 

@@ -123,7 +123,8 @@ TEST_F(ModulePagesTest, WhoGivesUpWaitingTakesItsTurnForPages) {
   const uint64_t of_old = used_pages();
   const Sink young = Submit(Request(Document()));
   ASSERT_TRUE(Eventually([&] { return scheduler_->stats().preemptions == 1; }));
-  EXPECT_EQ(used_pages(), of_old);
+  // Counted before they are given back.
+  EXPECT_TRUE(Eventually([&] { return used_pages() == of_old; }));
   EXPECT_EQ(young->dones(), 0);
   old->SetReady(true);
   scheduler_->Wake();
@@ -259,6 +260,31 @@ TEST_F(ModulePagesTest, WaitersLeaveTheirPlaceToOthers) {
   cache_.AbandonElsewhere(KeyOf(Document(), 0));
   for (const Sink& sink : waiters) ASSERT_TRUE(sink->WaitDone());
   EXPECT_EQ(cache_.counters().commits, 1u);
+}
+
+// One is cancelled, one runs out of time, one is there at the end.
+TEST_F(ModulePagesTest, WhoWaitsIsEndedAsOthersAre) {
+  options_.max_running = 2;
+  Start();
+  EncodeElsewhere();
+  elsewhere_ = 1;
+  const Sink cancelled = Submit(Request(Document(0)));
+  ASSERT_TRUE(Eventually([&] { return cache_.counters().acquires == 1; }));
+  flag_->Cancel();
+  ASSERT_TRUE(cancelled->WaitDone());
+  EXPECT_TRUE(absl::IsCancelled(cancelled->status()));
+  GenerationRequest hurried = Request(Document(1));
+  hurried.deadline = absl::Now() + absl::Milliseconds(300);
+  const Sink late = Submit(hurried);
+  const Sink last = Submit(Request(Document(2)));
+  ASSERT_TRUE(late->WaitDone());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(late->status()));
+  EXPECT_TRUE(Eventually([&] { return cache_.counters().acquires == 3; }));
+  EXPECT_EQ(last->dones(), 0);
+  scheduler_.reset();
+  EXPECT_TRUE(absl::IsCancelled(last->status()));
+  EXPECT_EQ(cancelled->dones() + late->dones() + last->dones(), 3);
+  EXPECT_EQ(used_pages(), 0u);
 }
 
 // More that decode than a step has rows.
