@@ -336,12 +336,13 @@ std::deque<Scheduler::Job>::iterator Scheduler::NextQueued() {
          static_cast<std::ptrdiff_t>(places[NextToAdmit(waiting, running)]);
 }
 
-bool Scheduler::HasSlot() const {
+size_t Scheduler::MissingSlots() const {
   const auto waiting = static_cast<size_t>(std::count_if(
       running_.begin(), running_.end(),
       [](const Job& job) { return job->state == State::kWaiting; }));
   const size_t most = options_.max_running;
-  return running_.size() < most + std::min(waiting, most);
+  const size_t slots = most + std::min(waiting, most);
+  return running_.size() < slots ? 0 : running_.size() + 1 - slots;
 }
 
 bool Scheduler::AsksCache(const GenerationJob& job) const {
@@ -354,8 +355,8 @@ void Scheduler::AdmitQueued() {
   while (true) {
     const auto next = NextQueued();
     if (next == queue_.end()) return;
-    if (!HasSlot()) {
-      if (!TakeFromSlowReader(options_.reader_patience)) return;
+    if (const size_t missing = MissingSlots(); missing > 0) {
+      if (!TakeFromSlowReaders(missing, options_.reader_patience)) return;
       continue;
     }
     GenerationJob& first = **next;

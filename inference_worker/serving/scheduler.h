@@ -57,11 +57,13 @@ struct SchedulerStats {
 //
 // A request is admitted when its prompt's pages are free and leave some for
 // those that run; tails then grow page by page. When none is free the youngest
-// request gives its pages back and waits at the head of the queue, to be
+// request gives its pages back and waits in the queue, by its age, to be
 // computed again (GenerationJob::Preempt): its reader sees a pause. So does one
 // whose modules turn out to need pages that are not free. Who could not have
 // its pages although all its modules were cached is refused; who cannot have
-// them because some are not ends there. So the last one running has enough.
+// them because some are not ends there. So the last one running has enough, as
+// soon as those are back that wait for modules (pending_timeout at most): they
+// keep their pages meanwhile.
 //
 // A request whose reader is behind is not computed on. After a while it gives
 // its place, its pages and its lease to whoever waits for one of them, after a
@@ -74,8 +76,8 @@ class Scheduler {
  public:
   struct Options {
     uint32_t step_tokens = 256;
-    // Besides, as many may wait for modules that others encode: these hold
-    // nothing but their tails, and go on at once when the modules are there.
+    // Besides, as many may wait for modules that others encode, and go on at
+    // once when these are there: up to twice as many are then computed.
     uint32_t max_running = 16;
     // These and max_running are the queue's places.
     uint32_t max_queue = 64;
@@ -157,7 +159,8 @@ class Scheduler {
   void NoteReaders();
   void AdmitQueued();
   // For one more to run.
-  bool HasSlot() const;
+  // Those that must end, or make way, for one more to be admitted.
+  size_t MissingSlots() const;
   bool AsksCache(const GenerationJob& job) const;
   // The end: nobody that could get on.
   std::deque<Job>::iterator NextQueued();
@@ -176,6 +179,9 @@ class Scheduler {
   // Of a request whose reader has been behind for so long. False: there is
   // none.
   bool TakeFromSlowReader(absl::Duration patience);
+  bool IsSlowReaders(const GenerationJob& job, absl::Duration patience) const;
+  // False, and nobody is paused: there are not so many.
+  bool TakeFromSlowReaders(size_t count, absl::Duration patience);
   // From running_ back to the queue, where it stood when it came.
   void Requeue(GenerationJob* job);
   // Runs `task` on the executor and `then` on the scheduler's thread.

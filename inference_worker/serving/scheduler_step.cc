@@ -102,13 +102,25 @@ GenerationJob* Scheduler::NextVictim() {
   return candidates < 2 ? nullptr : next;
 }
 
+bool Scheduler::IsSlowReaders(const GenerationJob& job,
+                              absl::Duration patience) const {
+  // As of the step's beginning; it may have caught up since.
+  return job.state == State::kDecode &&
+         job.behind_since <= absl::Now() - patience && !job.sink->Ready();
+}
+
+bool Scheduler::TakeFromSlowReaders(size_t count, absl::Duration patience) {
+  const auto slow = std::count_if(
+      running_.begin(), running_.end(),
+      [&](const Job& job) { return IsSlowReaders(*job, patience); });
+  if (static_cast<size_t>(slow) < count) return false;
+  while (count > 0 && TakeFromSlowReader(patience)) --count;
+  return count == 0;
+}
+
 bool Scheduler::TakeFromSlowReader(absl::Duration patience) {
-  const absl::Time since = absl::Now() - patience;
-  GenerationJob* const job = ToPause([&](const GenerationJob& j) {
-    // As of the step's beginning; it may have caught up since.
-    return j.state == State::kDecode && j.behind_since <= since &&
-           !j.sink->Ready();
-  });
+  GenerationJob* const job = ToPause(
+      [&](const GenerationJob& j) { return IsSlowReaders(j, patience); });
   if (job == nullptr) return false;
   Preempt(job, GenerationJob::Pause::kReader);
   return true;
