@@ -25,10 +25,10 @@ class CallLimit {
 
   // ResourceExhausted when there are too many, Unavailable once closed.
   // Answered and Leave are due in either case.
-  absl::Status Enter() ABSL_LOCKS_EXCLUDED(mu_) {
+  absl::Status Enter(absl::Time now = absl::Now()) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     ++open_;
-    if (++unanswered_ == 1) busy_since_ = absl::Now();
+    if (++unanswered_ == 1) busy_since_ = now;
     if (closed_) return absl::UnavailableError("the worker is shutting down");
     if (unanswered_ <= max_calls_) return absl::OkStatus();
     return absl::ResourceExhaustedError(
@@ -45,7 +45,7 @@ class CallLimit {
     if (--open_ == 0) none_.SignalAll();
   }
 
-  // A request that a place was taken for is over.
+  // A call that was let in, or one of a Warm's requests, is through.
   void RequestDone(absl::Time now) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(&mu_);
     done_.push_back(now);

@@ -26,9 +26,11 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       return call;
     }
     executor->Add([call, run = std::move(run)] {
-      call->Answer(call->cancelled_
-                       ? absl::CancelledError("cancelled by the caller")
-                       : run());
+      const absl::Status status =
+          call->cancelled_ ? absl::CancelledError("cancelled by the caller")
+                           : run();
+      call->limit_->RequestDone(absl::Now());
+      call->Answer(status);
     });
     return call;
   }

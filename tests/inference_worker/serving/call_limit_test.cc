@@ -14,9 +14,8 @@ using ::testing::Le;
 
 class CallLimitTest : public ::testing::Test {
  protected:
-  CallLimitTest() : limit_(80) {
-    for (int i = 0; i < 80; ++i) PC_EXPECT_OK(limit_.Enter());
-    start_ = absl::Now();
+  CallLimitTest() : limit_(80), start_(absl::Now()) {
+    for (int i = 0; i < 80; ++i) PC_EXPECT_OK(limit_.Enter(start_));
   }
   // That many a second for so long; the queue stays as it is.
   void Done(int a_second, absl::Duration from, absl::Duration to) {
