@@ -230,8 +230,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(const Options& options) {
       PrivatePages::Create(worker->backend_->layout(), options.tail_bytes,
                            worker->memory_.get()));
   PC_RETURN_IF_ERROR(worker->Connect(options));
+  PC_ASSIGN_OR_RETURN(worker->no_reuse_, worker->ReuseRefusal());
   Scheduler::Options scheduler = options.scheduler;
-  PC_ASSIGN_OR_RETURN(scheduler.no_reuse, worker->ReuseRefusal());
+  scheduler.no_reuse = worker->no_reuse_;
   PC_ASSIGN_OR_RETURN(
       worker->scheduler_,
       Scheduler::Create(scheduler, worker->backend_.get(), worker->pages_.get(),

@@ -74,8 +74,8 @@ class Worker {
   PromptCompiler* compiler() { return compiler_.get(); }
   Scheduler* scheduler() { return scheduler_.get(); }
   RegistryClient* registry() { return registry_.get(); }
-  // Null: without one.
-  CacheClient* cache() { return cache_.get(); }
+  // Null: without one, or none of this model's states may be kept.
+  CacheClient* cache() { return no_reuse_.empty() ? cache_.get() : nullptr; }
   const ModelDescription& description() const { return description_; }
   bool daemon_attached() const {
     return cache_ != nullptr && cache_->attached();
@@ -92,6 +92,7 @@ class Worker {
   ChatTemplate chat_template_;
   Digest model_fingerprint_;
   ReuseRule reuse_rule_ = ReuseRule::kAnywhere;
+  std::string no_reuse_;  // of ReuseRefusal
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<KvMemory> memory_;
