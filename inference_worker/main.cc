@@ -78,7 +78,9 @@ ABSL_FLAG(int64_t, max_name_chars, kLimits.name_chars,
           "longest name in a document");
 ABSL_FLAG(uint32_t, step_tokens, 256,
           "rows of one pass, shared by the requests that run");
-ABSL_FLAG(uint32_t, max_running, 16, "requests that run at once");
+ABSL_FLAG(uint32_t, max_running, 16,
+          "requests that run at once; as many may wait besides for modules "
+          "that others encode");
 ABSL_FLAG(uint32_t, max_queue, 64,
           "requests that may wait; more are refused with RESOURCE_EXHAUSTED");
 ABSL_FLAG(absl::Duration, retain_ttl, absl::ZeroDuration(),
@@ -95,7 +97,7 @@ ABSL_FLAG(absl::Duration, reader_patience, Scheduler::Options().reader_patience,
           "how long a client may be behind in reading its answer while others "
           "wait for its place or its memory; then it pauses for them");
 ABSL_FLAG(absl::Duration, reader_limit, Scheduler::Options().reader_limit,
-          "how long it may be behind when nobody waits");
+          "how long a client may be behind in reading while nobody waits");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(30),
           "how long running requests may go on after SIGTERM");
 ABSL_FLAG(std::string, fingerprint_cache,

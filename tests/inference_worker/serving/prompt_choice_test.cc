@@ -173,7 +173,7 @@ TEST_F(PromptChoiceTest, NothingIsAskedThatDecidesNothing) {
   EXPECT_THAT(cache_.purposes(), ::testing::ElementsAre(AcquirePurpose::kKeep));
 }
 
-TEST_F(PromptChoiceTest, AnotherDomainsChunksAreNotThere) {
+TEST_F(PromptChoiceTest, TheCacheIsAskedInTheRequestsDomain) {
   const auto prompt = Compile(200, 6, 1);
   chooser_.Choose(prompt, CacheMode::kReadWrite, "other");
   EXPECT_THAT(cache_.domains(), ::testing::ElementsAre("other"));
