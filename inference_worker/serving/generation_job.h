@@ -134,8 +134,8 @@ class GenerationJob {
   const std::shared_ptr<GenerationSink> sink;
   const std::shared_ptr<CancelFlag> cancel;
   State state = State::kQueued;
-  uint64_t sequence = 0;   // in order of arrival; the scheduler's
   bool has_place = false;  // of the queue's; the scheduler's
+  uint64_t sequence = 0;   // in order of arrival; the scheduler's
   ModuleSet modules;
   Timings timings;
   absl::Time stage_begin;
@@ -198,6 +198,9 @@ class GenerationJob {
   std::unique_ptr<PlanExecution> execution_;
   std::vector<std::byte*> held_pages_;   // all that are ours
   std::vector<std::byte*> spare_pages_;  // of those: not used yet
+  // What the modules of the last attempt needed after the cache was asked:
+  // taken before it is asked again.
+  uint64_t reserved_pages_ = 0;
   std::vector<bool> encoded_;
   // Of attempts before this one, that ended in a pause. Where the states came
   // from that they used; kFresh: they used none.
@@ -210,13 +213,10 @@ class GenerationJob {
   std::vector<std::unique_ptr<Arrival>> arrivals_;
   bool private_only_ = false;
   bool restarted_ = false;
-  // What the modules of the last attempt needed after the cache was asked:
-  // taken before it is asked again.
-  uint64_t reserved_pages_ = 0;
   bool waits_no_more_ = false;
   bool fresh_queued_ = false;
-  uint32_t retained_chunks_ = 0;  // of prompt and tail; 0: not looked at
   bool started_ = false;
+  uint32_t retained_chunks_ = 0;  // of prompt and tail; 0: not looked at
   std::vector<TokenEvent> unsent_;
   absl::Time decode_begin_;
   std::vector<std::string> notices_;  // of earlier attempts
