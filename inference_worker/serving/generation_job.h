@@ -65,9 +65,9 @@ class GenerationJob {
 
   // Takes the pages that must be there before the cache is asked: those of the
   // fresh tokens and of what has been generated already; besides those of all
-  // modules without the cache, and with it what TakeModulePages once found
-  // missing. False when they, and `keep_free` more for others, are not free
-  // now: stays kQueued and holds nothing.
+  // modules without the cache, and with it as many as modules took, or lacked,
+  // in the attempt before. False when they, and `keep_free` more for others,
+  // are not free now: stays kQueued and holds nothing.
   bool Admit(bool with_cache, uint64_t keep_free);
   // Before each stage: takes what `modules` need for it, and gives back what
   // they do not. What is read in place, or encoded into the cache or elsewhere,
@@ -164,10 +164,10 @@ class GenerationJob {
   bool ReadsCopy(size_t module) const;
   absl::Status ReadModule(size_t module);
   std::vector<std::byte*> TakePages(uint64_t count);
-  // Of what is not used yet all but so many.
+  // Of what is not used yet, all but `kept`.
   void GiveBackSpare(uint64_t kept);
   uint64_t AllModulePages() const;
-  // With so many pages for modules.
+  // That the pool could hold it, with `module_pages` besides its tail.
   absl::Status CheckMost(uint64_t module_pages) const;
   // That the modules need which can be read or encoded now and were not yet.
   uint64_t ModulePagesNow() const;

@@ -232,6 +232,15 @@ void ModuleSet::Take(const CommitOutcome& outcome) {
   for (const std::string& notice : outcome.notices) AddNotice(notice);
 }
 
+AcquireKey AcquireKeyOf(const CompiledPrompt& prompt, size_t module) {
+  const pml::PlanModule& planned = prompt.plan->modules[module];
+  const ModuleIdentity& identity = prompt.identities[module];
+  return {.key = identity.key,
+          .num_tokens = static_cast<uint32_t>(planned.num_tokens()),
+          .path = planned.path,
+          .parts = identity.parts};
+}
+
 ModuleSet PrivateModules(const GenerationRequest& request) {
   ModuleSet set;
   SetAllPrivate(request, &set);
@@ -256,12 +265,7 @@ ModuleSet AcquireModules(CacheClient* client, const GenerationRequest& request,
   args.schema = plan.schema;
   args.isolation_domain = request.isolation_domain;
   for (size_t i = 0; i < plan.modules.size(); ++i) {
-    const ModuleIdentity& identity = request.prompt->identities[i];
-    args.keys.push_back(
-        {.key = identity.key,
-         .num_tokens = static_cast<uint32_t>(plan.modules[i].num_tokens()),
-         .path = plan.modules[i].path,
-         .parts = identity.parts});
+    args.keys.push_back(AcquireKeyOf(*request.prompt, i));
   }
   auto lease = client->Acquire(args);
   if (!lease.ok()) {

@@ -61,6 +61,9 @@ struct AcquisitionOptions {
   KvMemory* memory = nullptr;  // reads pages that are summed
 };
 
+// By which the cache knows module `module` of the prompt's plan.
+AcquireKey AcquireKeyOf(const CompiledPrompt& prompt, size_t module);
+
 // Everything is computed privately; `client` is not asked.
 ModuleSet PrivateModules(const GenerationRequest& request);
 

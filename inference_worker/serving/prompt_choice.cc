@@ -7,20 +7,10 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "inference_worker/serving/module_acquisition.h"
 
 namespace promptcache::worker {
 namespace {
-
-void AddKeys(const CompiledPrompt& prompt, size_t count,
-             std::vector<AcquireKey>* keys) {
-  for (size_t i = 0; i < count; ++i) {
-    const pml::PlanModule& module = prompt.plan->modules[i];
-    keys->push_back({.key = prompt.identities[i].key,
-                     .num_tokens = static_cast<uint32_t>(module.num_tokens()),
-                     .path = module.path,
-                     .parts = prompt.identities[i].parts});
-  }
-}
 
 bool IsHit(const AcquiredModule& module) {
   return module.outcome == AcquireOutcome::kHit;
@@ -76,9 +66,11 @@ bool PromptChooser::PrefixHasMore(const CompiledPrompt& prompt, CacheMode mode,
   args.purpose = AcquirePurpose::kKeep;  // the request asks, and counts, itself
   args.schema = prefix.plan->schema;
   args.isolation_domain = isolation_domain;
-  AddKeys(prefix, chunks, &args.keys);
-  if (!keeps_modules) {
-    AddKeys(prompt, prompt.plan->modules.size(), &args.keys);
+  for (size_t i = 0; i < chunks; ++i) {
+    args.keys.push_back(AcquireKeyOf(prefix, i));
+  }
+  for (size_t i = 0; !keeps_modules && i < prompt.plan->modules.size(); ++i) {
+    args.keys.push_back(AcquireKeyOf(prompt, i));
   }
   const auto lease = client_->Acquire(args);
   if (!lease.ok()) {

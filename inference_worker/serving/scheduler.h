@@ -179,7 +179,7 @@ class Scheduler {
   // Of a request whose reader has been behind for so long. False: there is
   // none.
   bool TakeFromSlowReader(absl::Duration patience);
-  bool IsSlowReaders(const GenerationJob& job, absl::Duration patience) const;
+  bool ReaderIsBehind(const GenerationJob& job, absl::Duration patience) const;
   // False, and nobody is paused: there are not so many.
   bool TakeFromSlowReaders(size_t count, absl::Duration patience);
   // From running_ back to the queue, where it stood when it came.

@@ -102,8 +102,8 @@ GenerationJob* Scheduler::NextVictim() {
   return candidates < 2 ? nullptr : next;
 }
 
-bool Scheduler::IsSlowReaders(const GenerationJob& job,
-                              absl::Duration patience) const {
+bool Scheduler::ReaderIsBehind(const GenerationJob& job,
+                               absl::Duration patience) const {
   // As of the step's beginning; it may have caught up since.
   return job.state == State::kDecode &&
          job.behind_since <= absl::Now() - patience && !job.sink->Ready();
@@ -112,7 +112,7 @@ bool Scheduler::IsSlowReaders(const GenerationJob& job,
 bool Scheduler::TakeFromSlowReaders(size_t count, absl::Duration patience) {
   const auto slow = std::count_if(
       running_.begin(), running_.end(),
-      [&](const Job& job) { return IsSlowReaders(*job, patience); });
+      [&](const Job& job) { return ReaderIsBehind(*job, patience); });
   if (static_cast<size_t>(slow) < count) return false;
   while (count > 0 && TakeFromSlowReader(patience)) --count;
   return count == 0;
@@ -120,7 +120,7 @@ bool Scheduler::TakeFromSlowReaders(size_t count, absl::Duration patience) {
 
 bool Scheduler::TakeFromSlowReader(absl::Duration patience) {
   GenerationJob* const job = ToPause(
-      [&](const GenerationJob& j) { return IsSlowReaders(j, patience); });
+      [&](const GenerationJob& j) { return ReaderIsBehind(j, patience); });
   if (job == nullptr) return false;
   Preempt(job, GenerationJob::Pause::kReader);
   return true;

@@ -22,7 +22,18 @@ constexpr char kLongModule[] =
     "<schema name=\"s\"><module name=\"m\">These are the rules of the house, "
     "all of them.</module></schema>";
 
-class PlainPromptTest : public WorkerServerTest {};
+class PlainPromptTest : public WorkerServerTest {
+ protected:
+  // Of kLongModule's schema, which AUTO finds.
+  static v1::GenerateRequest LongModuleAndQuestion() {
+    v1::GenerateRequest request;
+    request.mutable_prompt()->set_text(std::string(kModuleText) + " So?");
+    request.set_max_tokens(100);
+    request.set_ignore_eos(true);
+    request.set_match(v1::MATCH_AUTO);
+    return request;
+  }
+};
 
 TEST_F(PlainPromptTest, WhyAPromptCannotBeRetainedIsSaid) {
   ASSERT_TRUE(Put(kSchema).ok());
@@ -38,11 +49,7 @@ TEST_F(PlainPromptTest, WhyAPromptCannotBeRetainedIsSaid) {
 
 TEST_F(PlainPromptTest, WhatIsRetainedIsMatchedToNoSchema) {
   ASSERT_TRUE(Put(kLongModule).ok());
-  v1::GenerateRequest request;
-  request.mutable_prompt()->set_text(std::string(kModuleText) + " So?");
-  request.set_max_tokens(100);
-  request.set_ignore_eos(true);
-  request.set_match(v1::MATCH_AUTO);
+  v1::GenerateRequest request = LongModuleAndQuestion();
   EXPECT_EQ(Generate(request).started.matched_schema(), "s");
   request.mutable_retain();
   const Answer kept = Generate(request);
@@ -156,11 +163,7 @@ TEST_F(PlainPromptTest, WhatAutoMatchedIsNotRetainedByDefault) {
   retain_ttl_ = absl::InfiniteDuration();
   Serve({});
   ASSERT_TRUE(Put(kLongModule).ok());
-  v1::GenerateRequest request;
-  request.mutable_prompt()->set_text(std::string(kModuleText) + " So?");
-  request.set_max_tokens(100);
-  request.set_ignore_eos(true);
-  request.set_match(v1::MATCH_AUTO);
+  v1::GenerateRequest request = LongModuleAndQuestion();
   const Answer matched = Generate(request);
   EXPECT_EQ(matched.started.matched_schema(), "s");
   EXPECT_EQ(matched.completed.usage().retained_tokens(), 0u);
