@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -147,8 +148,9 @@ class CacheState {
   struct Session {
     ModuleCache::SessionArgs args;
     std::shared_ptr<const ModuleCache::ResolvedFn> on_resolved;
-    absl::flat_hash_set<LeaseId> leases;
-    absl::flat_hash_set<ReservationId> reservations;
+    // In the order they were given, so that what a session leaves ages in it.
+    absl::btree_set<LeaseId> leases;
+    absl::btree_set<ReservationId> reservations;
     // Of its last Acquire: the next is likely of the same.
     std::string domain;
     uint64_t domain_hash = 0;
@@ -360,7 +362,7 @@ class CacheState {
   absl::btree_set<ModuleKey> ordered_;  // keys of visible_
   KnownModules known_;
 
-  absl::flat_hash_map<SessionId, Session> sessions_;
+  absl::btree_map<SessionId, Session> sessions_;
   absl::flat_hash_map<LeaseId, Lease> leases_;
   absl::flat_hash_map<ReservationId, Entry*> reservations_;
   std::multimap<ProcessId, LostHolds> lost_;
