@@ -18,5 +18,12 @@ TEST(BarTest, ItsLimitIsHeld) {
   EXPECT_TRUE((Bar{.value = 1, .limit = 1, .at_least = true}.held()));
 }
 
+TEST(StolenTimeTest, IsAShareOfWhatHasPassed) {
+  const StolenTime stolen;
+  const double share = stolen.Share();
+  EXPECT_GE(share, 0);
+  EXPECT_LE(share, 1);
+}
+
 }  // namespace
 }  // namespace promptcache::bench

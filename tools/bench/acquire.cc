@@ -15,6 +15,8 @@
 // before they ask: of up to 65,536 modules each, spread over all of them. They
 // ask once the daemon has nothing left to do of what filled it: it goes on
 // writing to its registry for a while.
+// In the same turns they exchange messages of 4 KiB with a process that does
+// nothing else: the floor, what waking and sockets take on this machine.
 
 #include <time.h>
 
@@ -29,7 +31,9 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "common/child_process.h"
@@ -37,6 +41,7 @@
 #include "common/page_sum.h"
 #include "common/status_macros.h"
 #include "inference_worker/cache/cache_client.h"
+#include "tools/bench/bare_exchange.h"
 #include "tools/bench/bench_main.h"
 #include "tools/bench/conditions.h"
 #include "tools/bench/statistics.h"
@@ -67,13 +72,21 @@ struct Options {
   // was measured.
   std::string socket;
   std::string output;
+  // Set in those of the floor: where its messages are answered; by whom asks,
+  // who has an output, or by whom answers.
+  std::string exchange;
+};
+
+// Of each repeat.
+struct Times {
+  std::vector<double> p50_us;
+  std::vector<double> p99_us;
 };
 
 struct Result {
   uint32_t metadata = 0;
   size_t num_requests = 0;
-  std::vector<double> p50_us;  // one a repeat
-  std::vector<double> p99_us;
+  Times times;
   double fill_s = 0;
 };
 
@@ -142,15 +155,10 @@ std::vector<worker::AcquireKey> SomeKeys(uint32_t num_modules,
   return keys;
 }
 
-// The body of a process that asks: microseconds, one a line.
-absl::Status Ask(const Options& options, uint32_t num_modules) {
-  // As the servers: Debian's absl looks for lock cycles at every lock.
-  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  PC_ASSIGN_OR_RETURN(
-      const auto client,
-      Connect(options.socket, absl::StrCat("asks-", ::getpid())));
-  std::mt19937 random(static_cast<uint32_t>(::getpid()));
-  const std::vector<worker::AcquireKey> keys = SomeKeys(num_modules, &random);
+// The body of a process that asks: what `ask` says that it took, in
+// microseconds, one a line.
+absl::Status AskOften(const Options& options,
+                      absl::FunctionRef<absl::StatusOr<absl::Duration>()> ask) {
   const absl::Duration period =
       options.rate > 0 ? absl::Seconds(1 / options.rate) : absl::ZeroDuration();
   std::vector<double> microseconds;
@@ -158,26 +166,11 @@ absl::Status Ask(const Options& options, uint32_t num_modules) {
   // The first tenth warms up.
   const absl::Time counted = begin + absl::Seconds(options.seconds / 10);
   const absl::Time end = counted + absl::Seconds(options.seconds);
-  worker::CacheClient::AcquireArgs args{.schema = "bench"};
   for (absl::Time due = begin; absl::Now() < end; due += period) {
-    args.keys.clear();
-    for (uint32_t i = 0; i < options.modules; ++i) {
-      args.keys.push_back(keys[random() % keys.size()]);
-    }
     absl::SleepFor(due - absl::Now());
-    const absl::Time start = absl::Now();
-    PC_ASSIGN_OR_RETURN(const auto lease, client->Acquire(args));
-    const absl::Time answered = absl::Now();
-    for (const worker::AcquiredModule& module : lease->modules()) {
-      if (module.outcome != worker::AcquireOutcome::kHit) {
-        return absl::InternalError(
-            absl::StrCat("not a hit, for reason ",
-                         static_cast<uint32_t>(module.miss_reason)));
-      }
-    }
-    if (start >= counted) {
-      microseconds.push_back(absl::ToDoubleMicroseconds(answered - start));
-    }
+    const bool counts = absl::Now() >= counted;
+    PC_ASSIGN_OR_RETURN(const absl::Duration took, ask());
+    if (counts) microseconds.push_back(absl::ToDoubleMicroseconds(took));
   }
   std::ofstream file(options.output);
   for (const double us : microseconds) file << us << "\n";
@@ -185,23 +178,69 @@ absl::Status Ask(const Options& options, uint32_t num_modules) {
                       : absl::DataLossError("cannot write " + options.output);
 }
 
-absl::StatusOr<std::vector<double>> AskFromAll(const Options& options,
-                                               const std::string& dir,
-                                               uint32_t num_modules) {
+absl::Status AskDaemon(const Options& options, uint32_t num_modules) {
+  // As the servers: Debian's absl looks for lock cycles at every lock.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  PC_ASSIGN_OR_RETURN(
+      const auto client,
+      Connect(options.socket, absl::StrCat("asks-", ::getpid())));
+  std::mt19937 random(static_cast<uint32_t>(::getpid()));
+  const std::vector<worker::AcquireKey> keys = SomeKeys(num_modules, &random);
+  worker::CacheClient::AcquireArgs args{.schema = "bench"};
+  return AskOften(options, [&]() -> absl::StatusOr<absl::Duration> {
+    args.keys.clear();
+    for (uint32_t i = 0; i < options.modules; ++i) {
+      args.keys.push_back(keys[random() % keys.size()]);
+    }
+    const absl::Time start = absl::Now();
+    PC_ASSIGN_OR_RETURN(const auto lease, client->Acquire(args));
+    const absl::Duration took = absl::Now() - start;
+    for (const worker::AcquiredModule& module : lease->modules()) {
+      if (module.outcome != worker::AcquireOutcome::kHit) {
+        return absl::InternalError(
+            absl::StrCat("not a hit, for reason ",
+                         static_cast<uint32_t>(module.miss_reason)));
+      }
+    }
+    return took;
+  });
+}
+
+absl::Status AskForNothing(const Options& options) {
+  PC_ASSIGN_OR_RETURN(
+      bench::BareExchange exchange,
+      bench::BareExchange::Connect(options.exchange, absl::Seconds(60)));
+  return AskOften(options, [&]() -> absl::StatusOr<absl::Duration> {
+    const absl::Time start = absl::Now();
+    PC_RETURN_IF_ERROR(exchange.Once());
+    return absl::Now() - start;
+  });
+}
+
+std::string ThisProgram() {
+  return std::filesystem::read_symlink("/proc/self/exe");
+}
+
+// Processes with these arguments and those of the options, all at once; their
+// p50 and p99 are added to `times`. Returns how often they asked.
+absl::StatusOr<size_t> AskFromAll(const Options& options,
+                                  const std::string& dir,
+                                  const std::vector<std::string>& whom,
+                                  Times* times) {
   std::vector<ChildProcess> workers;
   std::vector<std::string> outputs;
   for (uint32_t i = 0; i < options.workers; ++i) {
     outputs.push_back(absl::StrCat(dir, "/", i, ".us"));
-    PC_ASSIGN_OR_RETURN(
-        workers.emplace_back(),
-        ChildProcess::Start(
-            {.program = std::filesystem::read_symlink("/proc/self/exe"),
-             .args = {"--socket", dir + "/d.sock", "--output", outputs.back(),
-                      "--metadata", absl::StrCat(num_modules), "--modules",
-                      absl::StrCat(options.modules), "--rate",
-                      absl::StrCat(options.rate), "--seconds",
-                      absl::StrCat(options.seconds)},
-             .log_path = dir + "/asks.log"}));
+    std::vector<std::string> args = {
+        "--output",  outputs.back(),
+        "--modules", absl::StrCat(options.modules),
+        "--rate",    absl::StrCat(options.rate),
+        "--seconds", absl::StrCat(options.seconds)};
+    args.insert(args.end(), whom.begin(), whom.end());
+    PC_ASSIGN_OR_RETURN(workers.emplace_back(),
+                        ChildProcess::Start({.program = ThisProgram(),
+                                             .args = std::move(args),
+                                             .log_path = dir + "/asks.log"}));
   }
   std::vector<double> microseconds;
   for (size_t i = 0; i < workers.size(); ++i) {
@@ -217,7 +256,9 @@ absl::StatusOr<std::vector<double>> AskFromAll(const Options& options,
   }
   if (microseconds.empty()) return absl::InternalError("nothing was measured");
   std::sort(microseconds.begin(), microseconds.end());
-  return microseconds;
+  times->p50_us.push_back(microseconds[microseconds.size() / 2]);
+  times->p99_us.push_back(microseconds[microseconds.size() * 99 / 100]);
+  return microseconds.size();
 }
 
 // Until `process` has used no processor time for half a second.
@@ -241,7 +282,7 @@ absl::Status WaitIdle(pid_t process) {
 }
 
 std::string DaemonBesideThis() {
-  return std::filesystem::read_symlink("/proc/self/exe")
+  return std::filesystem::path(ThisProgram())
       .replace_filename("promptcache-daemon")
       .string();
 }
@@ -276,20 +317,32 @@ absl::StatusOr<Full> Fill(const Options& options, uint32_t num_modules) {
 absl::Status Measure(const Options& options, Full* full) {
   PC_RETURN_IF_ERROR(WaitIdle(full->daemon.pid()));
   PC_ASSIGN_OR_RETURN(
-      const std::vector<double> us,
-      AskFromAll(options, full->dir.path(), full->result.metadata));
-  full->result.num_requests += us.size();
-  full->result.p50_us.push_back(us[us.size() / 2]);
-  full->result.p99_us.push_back(us[us.size() * 99 / 100]);
+      const size_t num_requests,
+      AskFromAll(options, full->dir.path(),
+                 {"--socket", full->dir.path() + "/d.sock", "--metadata",
+                  absl::StrCat(full->result.metadata)},
+                 &full->result.times));
+  full->result.num_requests += num_requests;
   return absl::OkStatus();
+}
+
+absl::Status MeasureFloor(const Options& options, Times* floor) {
+  PC_ASSIGN_OR_RETURN(const cli::PrivateDir dir, cli::PrivateDir::Create());
+  const std::string path = dir.path() + "/exchange.sock";
+  PC_ASSIGN_OR_RETURN(
+      const ChildProcess answers,
+      ChildProcess::Start({.program = ThisProgram(),
+                           .args = {"--exchange", path},
+                           .log_path = dir.path() + "/answers.log"}));
+  return AskFromAll(options, dir.path(), {"--exchange", path}, floor).status();
 }
 
 // Of the p50 among the most modules to that among the fewest, turn by turn.
 bench::Spread RatioOf(const Result& fewest, const Result& most) {
   std::vector<double> ratios;
-  ratios.reserve(most.p50_us.size());
-  for (size_t i = 0; i < most.p50_us.size(); ++i) {
-    ratios.push_back(most.p50_us[i] / fewest.p50_us[i]);
+  ratios.reserve(most.times.p50_us.size());
+  for (size_t i = 0; i < most.times.p50_us.size(); ++i) {
+    ratios.push_back(most.times.p50_us[i] / fewest.times.p50_us[i]);
   }
   return bench::SpreadOf(ratios);
 }
@@ -303,7 +356,7 @@ std::vector<bench::Bar> BarsOf(const Options& options,
   for (const Result& r : results) {
     bars.push_back({.name = absl::StrCat("p99 of 64 modules, 4 workers, ",
                                          r.metadata, " known, us"),
-                    .value = bench::Median(r.p99_us),
+                    .value = bench::Median(r.times.p99_us),
                     .limit = 1000});
   }
   const auto [fewest, most] =
@@ -316,7 +369,24 @@ std::vector<bench::Bar> BarsOf(const Options& options,
   return bars;
 }
 
+nlohmann::json ToJson(const Times& times) {
+  const bench::Spread p50 = bench::SpreadOf(times.p50_us);
+  const bench::Spread p99 = bench::SpreadOf(times.p99_us);
+  return {{"p50_us", p50.median},   {"p50_min_us", p50.low},
+          {"p50_max_us", p50.high}, {"p99_us", p99.median},
+          {"p99_min_us", p99.low},  {"p99_max_us", p99.high}};
+}
+std::string ToText(const Times& times) {
+  const bench::Spread p50 = bench::SpreadOf(times.p50_us);
+  const bench::Spread p99 = bench::SpreadOf(times.p99_us);
+  return absl::StrFormat(
+      "p50 %6.0f us (%.0f to %.0f), p99 %6.0f us (%.0f to "
+      "%.0f)",
+      p50.median, p50.low, p50.high, p99.median, p99.low, p99.high);
+}
+
 void Print(const Options& options, const bench::Conditions& conditions,
+           const Times& floor, double stolen,
            const std::vector<Result>& results) {
   const auto [fewest, most] =
       std::ranges::minmax_element(results, {}, &Result::metadata);
@@ -328,21 +398,16 @@ void Print(const Options& options, const bench::Conditions& conditions,
                            {"rate_per_worker", options.rate},
                            {"repeat", options.repeat}};
     for (const Result& r : results) {
-      const bench::Spread p50 = bench::SpreadOf(r.p50_us);
-      const bench::Spread p99 = bench::SpreadOf(r.p99_us);
-      json["results"].push_back(
-          {{"name", absl::StrCat("acquire of ", options.modules, ", ",
-                                 r.metadata, " known")},
-           {"metadata", r.metadata},
-           {"requests", r.num_requests},
-           {"p50_us", p50.median},
-           {"p50_min_us", p50.low},
-           {"p50_max_us", p50.high},
-           {"p99_us", p99.median},
-           {"p99_min_us", p99.low},
-           {"p99_max_us", p99.high},
-           {"fill_s", r.fill_s}});
+      nlohmann::json one = ToJson(r.times);
+      one["name"] = absl::StrCat("acquire of ", options.modules, ", ",
+                                 r.metadata, " known");
+      one["metadata"] = r.metadata;
+      one["requests"] = r.num_requests;
+      one["fill_s"] = r.fill_s;
+      json["results"].push_back(std::move(one));
     }
+    json["floor"] = ToJson(floor);
+    json["stolen_share"] = stolen;
     json["p50_ratio"] = {{"of", most->metadata},
                          {"to", fewest->metadata},
                          {"median", ratio.median},
@@ -359,13 +424,13 @@ void Print(const Options& options, const bench::Conditions& conditions,
                        : "closed loop",
       options.repeat);
   for (const Result& r : results) {
-    const bench::Spread p50 = bench::SpreadOf(r.p50_us);
-    const bench::Spread p99 = bench::SpreadOf(r.p99_us);
-    std::printf(
-        "%8u modules known: p50 %6.0f us (%.0f to %.0f), p99 %6.0f us (%.0f to "
-        "%.0f), %zu requests (filled in %.1f s)\n",
-        r.metadata, p50.median, p50.low, p50.high, p99.median, p99.low,
-        p99.high, r.num_requests, r.fill_s);
+    std::printf("%8u modules known: %s, %zu requests (filled in %.1f s)\n",
+                r.metadata, ToText(r.times).c_str(), r.num_requests, r.fill_s);
+  }
+  std::printf("floor, a bare exchange: %s\n", ToText(floor).c_str());
+  if (stolen > 0) {
+    std::printf("a hypervisor took %.1f %% of the processors' time\n",
+                100 * stolen);
   }
   if (results.size() > 1) {
     std::printf("p50 among %u by that among %u: %.2f (%.2f to %.2f)\n",
@@ -376,7 +441,13 @@ void Print(const Options& options, const bench::Conditions& conditions,
 }
 
 absl::Status Run(const Options& options) {
-  if (!options.socket.empty()) return Ask(options, options.metadata.front());
+  if (!options.socket.empty()) {
+    return AskDaemon(options, options.metadata.front());
+  }
+  if (!options.exchange.empty()) {
+    return options.output.empty() ? bench::AnswerExchanges(options.exchange)
+                                  : AskForNothing(options);
+  }
   const bench::Conditions conditions = bench::ReadConditions(
       "p99 of 64 modules, 4 workers <= 1,000 us; p50 with 1,000,000 known <= "
       "1.5 times that with 1,000");
@@ -385,13 +456,16 @@ absl::Status Run(const Options& options) {
     PC_ASSIGN_OR_RETURN(Full full, Fill(options, num_modules));
     all.push_back(std::move(full));
   }
+  Times floor;
+  const bench::StolenTime stolen;
   for (uint32_t i = 0; i < options.repeat; ++i) {
     for (Full& full : all) PC_RETURN_IF_ERROR(Measure(options, &full));
+    PC_RETURN_IF_ERROR(MeasureFloor(options, &floor));
   }
   std::vector<Result> results;
   results.reserve(all.size());
   for (const Full& full : all) results.push_back(full.result);
-  Print(options, conditions, results);
+  Print(options, conditions, floor, stolen.Share(), results);
   return absl::OkStatus();
 }
 
@@ -420,6 +494,7 @@ int main(int argc, char** argv) {
   app.add_flag("--json", options.json);
   app.add_option("--socket", options.socket)->group("");
   app.add_option("--output", options.output)->group("");
+  app.add_option("--exchange", options.exchange)->group("");
   return promptcache::bench::BenchMain(
       argc, argv, app, [&] { return promptcache::Run(options); });
 }

@@ -68,6 +68,28 @@ Conditions ReadConditions(std::string held_against) {
   return conditions;
 }
 
+StolenTime::Ticks StolenTime::Read() {
+  std::ifstream stat("/proc/stat");
+  std::string name;  // "cpu": all of them
+  stat >> name;
+  Ticks ticks;
+  // user, nice, system, idle, iowait, irq, softirq, steal; guests, which
+  // follow, are in user.
+  for (uint64_t i = 0, value = 0; i < 8 && stat >> value; ++i) {
+    ticks.all += value;
+    ticks.stolen = value;
+  }
+  return ticks;
+}
+
+double StolenTime::Share() const {
+  const Ticks end = Read();
+  return end.all > begin_.all
+             ? static_cast<double>(end.stolen - begin_.stolen) /
+                   static_cast<double>(end.all - begin_.all)
+             : 0;
+}
+
 std::string ToText(const Conditions& conditions) {
   return absl::StrFormat(
       "%s, %u cores%s%s, load before %.1f\n%s\nheld against: %s\n",

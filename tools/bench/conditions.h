@@ -20,6 +20,25 @@ struct Conditions {
 // Of this process, now.
 Conditions ReadConditions(std::string held_against);
 
+// What a hypervisor takes of the processors' time from here on, on which no
+// program has any influence: waits of its length are no fault of what is
+// measured.
+class StolenTime {
+ public:
+  StolenTime() : begin_(Read()) {}
+  // Of all time since, 0 to 1. 0 where /proc/stat does not tell.
+  double Share() const;
+
+ private:
+  struct Ticks {
+    uint64_t stolen = 0;
+    uint64_t all = 0;
+  };
+  static Ticks Read();
+
+  Ticks begin_;
+};
+
 // Lines for above a table.
 std::string ToText(const Conditions& conditions);
 nlohmann::json ToJson(const Conditions& conditions);
