@@ -70,15 +70,20 @@ class AmxProducts {
 
   // Rotates and splits the queries [num_heads][head_dim] of one token, which
   // are rows `row` and on. Every view that stands elsewhere wants it anew: what
-  // is rotated does not go through memory.
+  // is rotated does not go through memory. Unlike Elementwise::Rotate it fuses
+  // multiply-adds: for a given row and tile it is always the one or the other.
   template <class Turn>
   void SetRotatedQueries(const Turn& turn, const float* queries, uint32_t row,
                          uint32_t num_heads) {
+    // What stores could change is read once, before them.
+    const uint32_t pairs = turn.pairs;
+    const size_t dim = dim_;
+    const size_t to_next_tile = QueryTileElements() - kTileElements;
     const __m512 cosine_scale = _mm512_set1_ps(turn.cosine_scale);
     const __m512 sine_scale = _mm512_set1_ps(turn.sine_scale);
     const size_t to_low = dim_groups_ * kTileElements;
     const size_t to_second = dim_groups_ / 2 * kTileElements;
-    for (uint32_t i = 0; i < turn.pairs; i += kGroup) {
+    for (uint32_t i = 0; i < pairs; i += kGroup) {
       __m512 c[2];
       __m512 s[2];
       PROMPTCACHE_UNROLL
@@ -87,23 +92,23 @@ class AmxProducts {
         c[j] = _mm512_mul_ps(_mm512_loadu_ps(turn.cosines + at), cosine_scale);
         s[j] = _mm512_mul_ps(_mm512_loadu_ps(turn.sines + at), sine_scale);
       }
-      for (uint32_t head = 0; head < num_heads; ++head) {
-        const float* const query = queries + head * size_t{dim_} + i;
+      const float* query = queries + i;
+      uint16_t* to = QueryRow(row) + i / kGroup * kTileElements;
+      for (uint32_t r = row; r < row + num_heads; ++r) {
         __m512 first[2];
         __m512 second[2];
         PROMPTCACHE_UNROLL
         for (uint32_t j = 0; j < 2; ++j) {
           const __m512 a = _mm512_loadu_ps(query + 16 * j);
-          const __m512 b = _mm512_loadu_ps(query + turn.pairs + 16 * j);
-          // As Elementwise::Rotate has it.
-          first[j] =
-              _mm512_sub_ps(_mm512_mul_ps(a, c[j]), _mm512_mul_ps(b, s[j]));
-          second[j] =
-              _mm512_add_ps(_mm512_mul_ps(b, c[j]), _mm512_mul_ps(a, s[j]));
+          const __m512 b = _mm512_loadu_ps(query + pairs + 16 * j);
+          first[j] = _mm512_fmsub_ps(a, c[j], _mm512_mul_ps(b, s[j]));
+          second[j] = _mm512_fmadd_ps(b, c[j], _mm512_mul_ps(a, s[j]));
         }
-        uint16_t* const to = QueryRow(row + head) + i / kGroup * kTileElements;
         Split(first[0], first[1], to, to + to_low);
         Split(second[0], second[1], to + to_second, to + to_second + to_low);
+        query += dim;
+        to += kGroup;
+        if ((r + 1) % kRows == 0) to += to_next_tile;
       }
     }
   }
@@ -187,20 +192,34 @@ class AmxProducts {
     return queries_ + row / kRows * QueryTileElements() + row % kRows * kGroup;
   }
 
-  static __m512 Widen(__m256bh x) {
-    __m256i bits;
-    std::memcpy(&bits, &x, sizeof(bits));
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  // The upper 16 bits are x rounded to bf16, ties away from zero. Cutting off
+  // instead would save an addition and leave 2^-16.
+  static __m512i RoundUpper(__m512 x) {
+    return _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
   }
 
+  // Exact. Queries and weights are finite; what is not, or rounds to infinity,
+  // comes as a low half that is not finite either, whatever the addition has
+  // made of the high one: NaN stays NaN.
+  static __m512 Rest(__m512 x, __m512i rounded) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u));
+    return _mm512_sub_ps(x,
+                         _mm512_castsi512_ps(_mm512_and_si512(rounded, upper)));
+  }
+
+  // High halves by integers: vcvtneps2bf16 is three instructions inside, two of
+  // them for the port that shuffles, and what it gives has to be widened again.
   static void Split(__m512 a, __m512 b, uint16_t* high, uint16_t* low) {
-    const __m256bh high_a = _mm512_cvtneps_pbh(a);
-    const __m256bh high_b = _mm512_cvtneps_pbh(b);
-    std::memcpy(high, &high_a, sizeof(high_a));
-    std::memcpy(high + 16, &high_b, sizeof(high_b));
-    const __m512bh rest = _mm512_cvtne2ps_pbh(_mm512_sub_ps(b, Widen(high_b)),
-                                              _mm512_sub_ps(a, Widen(high_a)));
+    alignas(64) static constexpr uint16_t kUpperHalves[32] = {
+        1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+        33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    const __m512i rounded_a = RoundUpper(a);
+    const __m512i rounded_b = RoundUpper(b);
+    const __m512i halves = _mm512_permutex2var_epi16(
+        rounded_a, _mm512_loadu_si512(kUpperHalves), rounded_b);
+    _mm512_storeu_si512(high, halves);
+    const __m512bh rest =
+        _mm512_cvtne2ps_pbh(Rest(b, rounded_b), Rest(a, rounded_a));
     std::memcpy(low, &rest, sizeof(rest));
   }
 
