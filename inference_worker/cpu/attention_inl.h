@@ -139,21 +139,26 @@ class Attention {
     entered_ = true;
     frame_ = view.position_offset;
     rotated_tokens_ = 0;
-    products_rotated_ = false;
+    product_tokens_ = 0;
+  }
+
+  // Tokens that rows [0, end) are of.
+  uint32_t TokensOf(uint32_t end) const {
+    return (end + task_.heads_per_kv - 1) / task_.heads_per_kv;
   }
 
   // Rotates the queries of packed rows [0, end) that are not yet: just before
   // they are used, while what the next ones need is on its way, so that little
   // is waited for.
   void RotateRows(uint32_t end) {
-    const uint32_t tokens = (end + task_.heads_per_kv - 1) / task_.heads_per_kv;
+    const uint32_t tokens = TokensOf(end);
     if (rotated_tokens_ >= tokens) return;
     const size_t token_floats = size_t{task_.heads_per_kv} * task_.head_dim;
     const uint32_t ahead = tokens - rotated_tokens_;
     for (; rotated_tokens_ < tokens; ++rotated_tokens_) {
       const uint32_t token = rotated_tokens_;
       if (token + ahead < task_.num_rows)
-        PrefetchQueries(token + ahead, frame_);
+        PrefetchQueries</*kToQueries=*/true>(token + ahead);
       E::Rotate(QueryOf(token), task_.rope, PositionOf(token) - frame_,
                 task_.head_dim, task_.heads_per_kv, QueryScale(),
                 queries_ + token * token_floats);
@@ -163,17 +168,23 @@ class Attention {
   // Logits in base 2.
   float QueryScale() const { return task_.scale * 1.44269504f; }
 
-  // The same for Products, of all rows: straight to where they are multiplied,
-  // where Products can, which depends on the model alone.
-  void RotateForProducts() {
-    if (products_rotated_) return;
-    products_rotated_ = true;
+  // The same for Products: straight to where they are multiplied, and a tile of
+  // rows is, while it lies in the first-level cache. Where Products cannot,
+  // which depends on the model alone, all rows at once.
+  void RotateForProducts(uint32_t end) {
+    const uint32_t tokens = TokensOf(end);
+    if (product_tokens_ >= tokens) return;
     if (!Products::Rotates(task_.rope, task_.head_dim)) {
       RotateRows(packed_rows_);
       products_.SetQueries(queries_, packed_rows_);
+      product_tokens_ = task_.num_rows;
       return;
     }
-    for (uint32_t token = 0; token < task_.num_rows; ++token) {
+    const uint32_t ahead = tokens - product_tokens_;
+    for (; product_tokens_ < tokens; ++product_tokens_) {
+      const uint32_t token = product_tokens_;
+      if (token + ahead < task_.num_rows)
+        PrefetchQueries</*kToQueries=*/false>(token + ahead);
       const auto turn =
           E::TurnTo(task_.rope, PositionOf(token) - frame_, QueryScale());
       products_.SetRotatedQueries(
@@ -181,14 +192,18 @@ class Attention {
     }
   }
 
-  void PrefetchQueries(uint32_t token, int32_t frame) const {
+  // What rotating them reads, and where in queries_ they go, if they do.
+  template <bool kToQueries>
+  void PrefetchQueries(uint32_t token) const {
     const uint32_t floats = task_.heads_per_kv * task_.head_dim;
     const float* const query = QueryOf(token);
     for (uint32_t at = 0; at < floats; at += 16) {
       __builtin_prefetch(query + at);
-      __builtin_prefetch(queries_ + token * size_t{floats} + at, 1);
+      if constexpr (kToQueries) {
+        __builtin_prefetch(queries_ + token * size_t{floats} + at, 1);
+      }
     }
-    PrefetchAngles(token, frame);
+    PrefetchAngles(token, frame_);
   }
 
   void PrefetchAngles(uint32_t token, int32_t frame) const {
@@ -337,13 +352,13 @@ class Attention {
   void ProductTile(uint32_t tokens, uint32_t begin, uint32_t end,
                    float* state) {
     constexpr uint32_t kTile = Products::kRows;
-    RotateForProducts();
     products_.SetTile(task_, tokens_, tokens);
     for (uint32_t tile = begin / kTile; tile * kTile < end; ++tile) {
       const uint32_t base = tile * kTile;
       const uint32_t left = end - base;
       const uint32_t last = left < kTile ? left : kTile;
       const uint32_t first = begin > base ? begin - base : 0;
+      RotateForProducts(base + last);
       float* const logits = products_.Logits(tile);
       float factors[kTile];
       for (uint32_t r = first; r < last; ++r) {
@@ -591,9 +606,9 @@ class Attention {
   const std::byte* tokens_[kTileTokens];  // of the tile, in their pages
   bool entered_ = false;
   int32_t frame_ = 0;
-  uint32_t rotated_tokens_ = 0;    // of the task's first ones, into frame_
-  bool products_rotated_ = false;  // into frame_, for Products
-  int32_t tile_position_ = 0;      // of the tile's first token, in the plan
+  uint32_t rotated_tokens_ = 0;  // of the task's first ones, into frame_
+  uint32_t product_tokens_ = 0;  // likewise, for Products
+  int32_t tile_position_ = 0;    // of the tile's first token, in the plan
 };
 
 template <class S, class Products = NoProducts>
