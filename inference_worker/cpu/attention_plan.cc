@@ -9,7 +9,10 @@ namespace {
 // Tasks per thread that a call is cut into when its blocks allow: enough for
 // threads to end together, few enough for a task to be worth taking.
 constexpr uint64_t kTasksPerThread = 4;
-// Segments' states in memory cost more than they bring above this many rows.
+// Packed rows of one group: segments' states in memory cost more than they
+// bring above this many, so a group with more neither splits nor shares. Groups
+// that share are as many as kMaxPackedRows has room for; the next ones read the
+// view again.
 constexpr uint32_t kMaxSplitRows = 32;
 
 int64_t VisibleTokens(const AttentionGroup& group) {
@@ -70,6 +73,23 @@ AttentionTask TaskFor(const AttentionShape& shape, const AttentionGroup& group,
     SetBias(*shape.distance_bias, kv_head * heads_per_kv, &task);
   }
   return task;
+}
+
+// That some of the rows see, from a tile's beginning on, as they are read.
+uint64_t TokensRead(const AttentionTask& task) {
+  int64_t tokens = 0;
+  for (uint32_t s = 0; s < task.num_segments; ++s) {
+    const AttentionSegment& segment = task.segments[s];
+    int64_t end = segment.num_tokens;
+    if (segment.own) {
+      end = std::min(end, int64_t{task.own_limit} + task.num_rows - 1 -
+                              segment.first_token);
+    }
+    const int64_t hidden =
+        std::max<int64_t>(0, task.window_begin - segment.tokens_before);
+    tokens += std::max<int64_t>(0, end - hidden / kTileTokens * kTileTokens);
+  }
+  return static_cast<uint64_t>(tokens);
 }
 
 // Of one segment.
@@ -238,6 +258,7 @@ void AttentionPlan::AddBlock(AttentionTask whole, GroupSegments* group) {
     ++whole.segments;
     --whole.num_segments;
   }
+  reads_.needed_tokens += TokensRead(whole);
   if (group->shares) {
     AddSplitBlock(whole);
     return;
@@ -357,6 +378,7 @@ void AttentionPlan::Build(const AttentionShape& shape, Groups groups,
   blocks_.clear();
   state_offsets_.clear();
   num_state_floats_ = 0;
+  reads_ = {};
   uint64_t cost = 0;
   for (const AttentionGroup& group : groups) {
     cost += TokensSeen(shape, group) * group.num_rows * shape.num_heads;
@@ -395,6 +417,14 @@ void AttentionPlan::Build(const AttentionShape& shape, Groups groups,
     }
   }
   PointToStates();
+  CountReads(shape.layout.num_kv_heads);
+}
+
+// Tasks of all kv heads read the same tokens.
+void AttentionPlan::CountReads(uint32_t num_kv_heads) {
+  for (const Task& task : tasks_) reads_.read_tokens += TokensRead(task.work);
+  reads_.needed_tokens /= num_kv_heads;
+  reads_.read_tokens /= num_kv_heads;
 }
 
 void AttentionPlan::RunTask(const IsaKernels& isa, size_t index,

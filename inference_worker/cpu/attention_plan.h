@@ -30,6 +30,8 @@ class AttentionPlan {
   void Build(const AttentionShape& shape,
              std::span<const AttentionGroup> groups, uint32_t num_threads);
   size_t num_tasks() const { return tasks_.size(); }
+  // Of all tasks together, for one kv head.
+  const AttentionReads& reads() const { return reads_; }
   void RunTask(const IsaKernels& isa, size_t index, std::byte* scratch);
 
  private:
@@ -79,8 +81,10 @@ class AttentionPlan {
   uint32_t SegmentsPerTask(const AttentionTask& work) const;
   size_t AddStates(const AttentionTask& work);
   void PointToStates();
+  void CountReads(uint32_t num_kv_heads);
 
   uint64_t cost_per_task_ = 0;
+  AttentionReads reads_;
   std::vector<AttentionSegment> segments_;
   std::vector<uint8_t> segment_shared_;  // parallel to segments_
   std::vector<GroupSegments> groups_;

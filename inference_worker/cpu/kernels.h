@@ -79,6 +79,14 @@ struct AttentionShape {
   uint32_t window = 0;
 };
 
+// Tokens whose keys and values a call of Attend needed, each block of rows
+// counted by itself, and those that it read. The fewer: views that several
+// groups see were read once for all of them.
+struct AttentionReads {
+  uint64_t needed_tokens = 0;
+  uint64_t read_tokens = 0;
+};
+
 // The numeric operations of a transformer on one processor: bf16 KV and bf16 or
 // quantised weights (numerics exact and fast), everything else fp32. The
 // instructions are chosen at run time; threads and scratch belong to the
@@ -176,8 +184,8 @@ class Kernels {
   // Never reads tokens beyond a view's num_tokens; a row that sees no token
   // gives zeros. REQUIRES: the differences of positions and offsets lie within
   // the table; own.num_tokens is 0 or at least num_rows.
-  void Attend(const AttentionShape& shape,
-              std::span<const AttentionGroup> groups);
+  AttentionReads Attend(const AttentionShape& shape,
+                        std::span<const AttentionGroup> groups);
 
  private:
   // Per thread: the block of A that its scratch holds, prepared.

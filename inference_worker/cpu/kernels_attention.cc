@@ -83,8 +83,8 @@ void Kernels::WriteKv(const AttentionShape& shape,
   });
 }
 
-void Kernels::Attend(const AttentionShape& shape,
-                     std::span<const AttentionGroup> groups) {
+AttentionReads Kernels::Attend(const AttentionShape& shape,
+                               std::span<const AttentionGroup> groups) {
   CheckShape(shape);
   for (const AttentionGroup& group : groups) {
     if (group.own.num_tokens > 0) {
@@ -99,6 +99,7 @@ void Kernels::Attend(const AttentionShape& shape,
   pool_.ParallelFor(plan_->num_tasks(), [&](size_t task, uint32_t thread) {
     plan_->RunTask(*isa_, task, ScratchOf(thread));
   });
+  return plan_->reads();
 }
 
 }  // namespace promptcache::worker::cpu

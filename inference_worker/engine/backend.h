@@ -71,6 +71,14 @@ struct RowGroup {
   std::span<Arrival* const> arrivals;
 };
 
+// Tokens whose keys and values the attention of a pass needed, if every group
+// had been alone, and those that it read: what several groups with few rows see
+// is read once for all of them. An average over the layers.
+struct AttentionReads {
+  uint64_t needed_tokens = 0;
+  uint64_t read_tokens = 0;
+};
+
 // A loaded model on a device. Forward is not reentrant: one pass at a time
 // (runs on the scheduler's thread).
 //
@@ -89,6 +97,10 @@ class Backend {
   // view out of range, and for a choice where none is made.
   virtual absl::Status Forward(std::span<const RowGroup> groups,
                                std::vector<float>* logits) = 0;
+
+  // Of the last pass. Zeros where nobody counts: on a GPU, and of
+  // encoder-decoders.
+  virtual AttentionReads attention_reads() const { return {}; }
 
   virtual const KvLayout& layout() const = 0;
   virtual uint32_t vocab_size() const = 0;

@@ -76,6 +76,10 @@ class CpuBackend final : public Backend {
   absl::Status Forward(std::span<const RowGroup> groups,
                        std::vector<float>* logits) override;
 
+  AttentionReads attention_reads() const override {
+    return {reads_.needed_tokens / config_.num_layers,
+            reads_.read_tokens / config_.num_layers};
+  }
   const KvLayout& layout() const override { return layout_; }
   uint32_t vocab_size() const override { return config_.vocab_size; }
   uint32_t context_length() const override { return context_length_; }
@@ -131,10 +135,12 @@ class CpuBackend final : public Backend {
   std::vector<cpu::KvWrite> writes_;
   std::vector<cpu::AttentionGroup> attention_;
   SharedViews shared_views_;
+  cpu::AttentionReads reads_;  // of all layers together
 };
 
 absl::Status CpuBackend::Forward(std::span<const RowGroup> groups,
                                  std::vector<float>* logits) {
+  reads_ = {};
   const PassLimits limits = {
       .layout = layout_,
       .vocab_size = config_.vocab_size,
@@ -243,7 +249,9 @@ void CpuBackend::RunLayer(uint32_t index, size_t num_rows) {
   // what another one writes.
   const cpu::AttentionShape shape = ShapeOf(index);
   kernels_->WriteKv(shape, writes_);
-  kernels_->Attend(shape, attention_);
+  const cpu::AttentionReads reads = kernels_->Attend(shape, attention_);
+  reads_.needed_tokens += reads.needed_tokens;
+  reads_.read_tokens += reads.read_tokens;
   const bool parallel = config_.residual == ResidualKind::kParallel;
   for (size_t row = 0; row < num_rows; row += kBlockRows) {
     const size_t rows = std::min(kBlockRows, num_rows - row);

@@ -3,26 +3,30 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 namespace promptcache::worker::cpu {
 namespace {
 
+using ::testing::Pair;
+
 constexpr uint32_t kKvHeads = 2;
 constexpr uint32_t kHeadsPerKv = 4;
+constexpr uint32_t kViewTokens = 8 * kSegmentTokens;
 
 // Decoding requests over one long view each, and a token of their own.
 class AttentionPlanTest : public ::testing::Test {
  protected:
   // Cut for one thread, so that only sharing cuts. The ids say which requests'
   // views are the same.
-  size_t NumTasks(const std::vector<uint32_t>& ids) {
+  size_t NumTasks(const std::vector<uint32_t>& ids, uint32_t num_threads = 1) {
     const AttentionShape shape = {.num_heads = kKvHeads * kHeadsPerKv,
                                   .layout = {.num_layers = 1,
                                              .num_kv_heads = kKvHeads,
                                              .head_dim = 16,
                                              .page_tokens = 16}};
-    const KvView view = {.num_tokens = 8 * kSegmentTokens};
+    const KvView view = {.num_tokens = kViewTokens};
     std::vector<float> row(kKvHeads * kHeadsPerKv * 16);
     std::vector<AttentionGroup> groups;
     for (const uint32_t& id : ids) {
@@ -36,9 +40,19 @@ class AttentionPlanTest : public ::testing::Test {
                         .own = {.num_tokens = 1}});
     }
     AttentionPlan plan;
-    plan.Build(shape, groups, /*num_threads=*/1);
+    plan.Build(shape, groups, num_threads);
+    reads_ = plan.reads();
     return plan.num_tasks();
   }
+  // Tokens needed and read.
+  std::pair<uint64_t, uint64_t> Reads(const std::vector<uint32_t>& ids,
+                                      uint32_t num_threads) {
+    NumTasks(ids, num_threads);
+    return {reads_.needed_tokens, reads_.read_tokens};
+  }
+
+ private:
+  AttentionReads reads_;
 };
 
 TEST_F(AttentionPlanTest, ViewsThatNobodySharesAreReadOncePerRequest) {
@@ -62,6 +76,17 @@ TEST_F(AttentionPlanTest, AsManyRequestsShareATaskAsItsRowsHaveRoomFor) {
   EXPECT_EQ(NumTasks(std::vector<uint32_t>(kRoom, 7)), (1 + kRoom) * kKvHeads);
   EXPECT_EQ(NumTasks(std::vector<uint32_t>(kRoom + 1, 7)),
             (2 + kRoom + 1) * kKvHeads);
+}
+
+TEST_F(AttentionPlanTest, CountsASharedViewOnceForAllItsRequests) {
+  for (const uint32_t threads : {1u, 2u, 16u}) {
+    EXPECT_THAT(Reads({0, 0, 0}, threads),
+                Pair(3 * kViewTokens + 3, 3 * kViewTokens + 3));
+    EXPECT_THAT(Reads({7, 7, 7}, threads),
+                Pair(3 * kViewTokens + 3, kViewTokens + 3));
+    EXPECT_THAT(Reads({7, 0, 7}, threads),
+                Pair(3 * kViewTokens + 3, 2 * kViewTokens + 3));
+  }
 }
 
 }  // namespace

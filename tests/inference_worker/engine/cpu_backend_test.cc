@@ -135,6 +135,45 @@ TEST(CpuBackendTest, LogitsAreInTheOrderOfGroups) {
       SameBits(std::span(logits).subspan(vocab), expected.first(4 * vocab)));
 }
 
+// Page tables of their own, as requests that import one module have them.
+TEST(CpuBackendTest, ADecodingBatchReadsAModuleOnce) {
+  constexpr uint32_t kRequests = 5;
+  constexpr uint32_t kModule = 330;
+  const auto backend = TinyBackend();
+  const auto pool = Pool(*backend);
+  std::vector<float> logits;
+  PrivateSpan module(*pool, 0);
+  PC_ASSERT_OK(module.Run(*backend, RandomIds(kModule, 1), {},
+                          LogitsWanted::kNone, &logits));
+  const std::vector<int32_t> token = RandomIds(1, 2);
+  std::vector<std::vector<const std::byte*>> tables;
+  std::vector<KvView> views;
+  std::vector<PrivateSpan> tails;
+  std::vector<RowGroup> groups;
+  views.reserve(kRequests);
+  tails.reserve(kRequests);
+  uint32_t tail_tokens = 0;
+  for (uint32_t i = 0; i < kRequests; ++i) {
+    KvView view = module.PlacedAt(static_cast<int32_t>(7 * i));
+    tables.emplace_back(view.pages,
+                        view.pages + backend->layout().PagesFor(kModule));
+    view.pages = tables.back().data();
+    views.push_back(view);
+    PrivateSpan& tail = tails.emplace_back(*pool, 400);
+    PC_ASSERT_OK(tail.Run(*backend, RandomIds(i + 1, 3), {&views[i], 1},
+                          LogitsWanted::kNone, &logits));
+    // Nobody to share with.
+    EXPECT_EQ(backend->attention_reads().needed_tokens, kModule + i + 1);
+    EXPECT_EQ(backend->attention_reads().read_tokens, kModule + i + 1);
+    groups.push_back(*tail.Append(token, {&views[i], 1}, LogitsWanted::kLast));
+    tail_tokens += tail.num_tokens();
+  }
+  PC_ASSERT_OK(backend->Forward(groups, &logits));
+  EXPECT_EQ(backend->attention_reads().needed_tokens,
+            kRequests * kModule + tail_tokens);
+  EXPECT_EQ(backend->attention_reads().read_tokens, kModule + tail_tokens);
+}
+
 TEST(PrivateSpanTest, AFailedPassDoesNotCount) {
   const auto backend = TinyBackend();
   const auto pool = Pool(*backend, 2);
