@@ -340,6 +340,8 @@ void CacheState::ReportUse(const RequestUse& use) {
   counters_.request_fresh_tokens += use.fresh_tokens;
   counters_.request_preemptions += use.preemptions;
   counters_.request_recomputed_tokens += use.recomputed_tokens;
+  counters_.attention_needed_tokens += use.attention_needed_tokens;
+  counters_.attention_read_tokens += use.attention_read_tokens;
 }
 
 }  // namespace promptcache::daemon

@@ -212,6 +212,8 @@ struct RequestUse {
   uint64_t fresh_tokens = 0;
   uint64_t preemptions = 0;
   uint64_t recomputed_tokens = 0;
+  uint64_t attention_needed_tokens = 0;
+  uint64_t attention_read_tokens = 0;
 };
 
 // promptcache.v1.CacheStats, less what the registry and main know. Modules are
@@ -243,6 +245,8 @@ struct CacheStats {
   uint64_t request_fresh_tokens = 0;
   uint64_t request_preemptions = 0;
   uint64_t request_recomputed_tokens = 0;
+  uint64_t attention_needed_tokens = 0;
+  uint64_t attention_read_tokens = 0;
   uint64_t pinned_bytes = 0;
   uint64_t pin_budget_bytes = 0;
   uint64_t pins_refused = 0;  // of policies, for want of budget

@@ -214,6 +214,8 @@ v1::CacheStats ToProto(const CacheStats& stats) {
   proto.set_request_fresh_tokens(stats.request_fresh_tokens);
   proto.set_request_preemptions(stats.request_preemptions);
   proto.set_request_recomputed_tokens(stats.request_recomputed_tokens);
+  proto.set_attention_needed_tokens(stats.attention_needed_tokens);
+  proto.set_attention_read_tokens(stats.attention_read_tokens);
   proto.set_pins_refused(stats.pins_refused);
   return proto;
 }

@@ -97,7 +97,9 @@ RequestUse FromProto(const node::v1::ReportUse& proto) {
           .created_tokens = proto.created_tokens(),
           .fresh_tokens = proto.fresh_tokens(),
           .preemptions = proto.preemptions(),
-          .recomputed_tokens = proto.recomputed_tokens()};
+          .recomputed_tokens = proto.recomputed_tokens(),
+          .attention_needed_tokens = proto.attention_needed_tokens(),
+          .attention_read_tokens = proto.attention_read_tokens()};
 }
 
 WorkerDevice DeviceFromProto(const node::v1::Hello& hello) {

@@ -69,6 +69,8 @@ class GrpcCacheClient final : public CacheClient {
     report->set_fresh_tokens(use.fresh_tokens);
     report->set_preemptions(use.preemptions);
     report->set_recomputed_tokens(use.recomputed_tokens);
+    report->set_attention_needed_tokens(use.attention_needed_tokens);
+    report->set_attention_read_tokens(use.attention_read_tokens);
     (*session)->Send(std::move(request));
   }
 

@@ -140,6 +140,10 @@ struct RequestUse {
   // were computed again for it.
   uint64_t preemptions = 0;
   uint64_t recomputed_tokens = 0;
+  // Of all the worker's passes since the last such report: engine/backend.h,
+  // AttentionReads.
+  uint64_t attention_needed_tokens = 0;
+  uint64_t attention_read_tokens = 0;
 };
 
 // The worker's connection to the daemon of its node: one session, re-attached

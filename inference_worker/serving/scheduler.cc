@@ -173,6 +173,7 @@ SchedulerStats Scheduler::stats() const {
   s.preemptions = preemptions_;
   s.reader_pauses = reader_pauses_;
   s.recomputed_tokens = recomputed_tokens_;
+  s.attention = {.needed_tokens = needed_tokens_, .read_tokens = read_tokens_};
   return s;
 }
 
@@ -259,6 +260,12 @@ void Scheduler::ReportUse(const GenerationJob& job) {
   } else if (pauses.count == 0) {
     return;
   }
+  const AttentionReads reads = {.needed_tokens = needed_tokens_,
+                                .read_tokens = read_tokens_};
+  use.attention_needed_tokens =
+      reads.needed_tokens - reported_reads_.needed_tokens;
+  use.attention_read_tokens = reads.read_tokens - reported_reads_.read_tokens;
+  reported_reads_ = reads;
   client_->ReportUse(use);
 }
 

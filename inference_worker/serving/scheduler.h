@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,6 +39,7 @@ struct SchedulerStats {
   uint64_t preemptions = 0;        // for want of private pages
   uint64_t reader_pauses = 0;      // because a reader was behind
   uint64_t recomputed_tokens = 0;  // because of either
+  AttentionReads attention;        // of all passes
 };
 
 // Runs requests on one model, an iteration at a time: each step is one pass
@@ -203,6 +205,7 @@ class Scheduler {
   void AddShare(GenerationJob* job, size_t max_rows,
                 std::vector<RowGroup>* groups, std::vector<Share>* shares);
   bool Step();
+  absl::Status Forward(std::span<const RowGroup> groups);
   void FinishShare(const Share& share, std::span<const float> logits);
   // The pass failed as a whole: each request alone, so that one that cannot be
   // computed fails by itself.
@@ -238,6 +241,7 @@ class Scheduler {
   size_t turn_ = 0;  // whose turn it is to get what an even share leaves over
   bool requeued_ = false;  // a job went back to the queue in this step
   std::vector<float> logits_;
+  AttentionReads reported_reads_;  // of those below
 
   std::atomic<uint64_t> steps_{0};
   std::atomic<uint64_t> rows_{0};
@@ -250,6 +254,8 @@ class Scheduler {
   std::atomic<uint64_t> preemptions_{0};
   std::atomic<uint64_t> reader_pauses_{0};
   std::atomic<uint64_t> recomputed_tokens_{0};
+  std::atomic<uint64_t> needed_tokens_{0};
+  std::atomic<uint64_t> read_tokens_{0};
 
   std::unique_ptr<Executor> executor_;
   std::thread thread_;

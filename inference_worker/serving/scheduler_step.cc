@@ -179,12 +179,20 @@ std::vector<Scheduler::Share> Scheduler::PlanStep(
   return shares;
 }
 
+absl::Status Scheduler::Forward(std::span<const RowGroup> groups) {
+  const absl::Status status = backend_->Forward(groups, &logits_);
+  const AttentionReads reads = backend_->attention_reads();
+  needed_tokens_ += reads.needed_tokens;
+  read_tokens_ += reads.read_tokens;
+  return status;
+}
+
 bool Scheduler::Step() {
   std::vector<RowGroup> groups;
   requeued_ = false;
   const std::vector<Share> shares = PlanStep(&groups);
   if (shares.empty()) return requeued_;
-  const absl::Status status = backend_->Forward(groups, &logits_);
+  const absl::Status status = Forward(groups);
   ++steps_;
   if (!status.ok()) {
     StepOneByOne(shares, groups);
@@ -204,9 +212,8 @@ void Scheduler::StepOneByOne(const std::vector<Share>& shares,
                              const std::vector<RowGroup>& groups) {
   for (const Share& share : shares) {
     const absl::Status status =
-        backend_->Forward(std::span<const RowGroup>(groups).subspan(
-                              share.first_group, share.num_groups),
-                          &logits_);
+        Forward(std::span<const RowGroup>(groups).subspan(share.first_group,
+                                                          share.num_groups));
     if (status.ok()) {
       FinishShare(share, logits_);
       continue;

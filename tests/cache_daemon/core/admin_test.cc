@@ -228,13 +228,17 @@ TEST_F(StatsTest, UseIsSummedAsReported) {
                      .created_tokens = 1,
                      .fresh_tokens = 1,
                      .preemptions = 2,
-                     .recomputed_tokens = 70});
+                     .recomputed_tokens = 70,
+                     .attention_needed_tokens = 900,
+                     .attention_read_tokens = 300});
   const CacheStats stats = cache_->Stats();
   EXPECT_EQ(stats.request_cached_tokens, 101u);
   EXPECT_EQ(stats.request_created_tokens, 21u);
   EXPECT_EQ(stats.request_fresh_tokens, 4u);
   EXPECT_EQ(stats.request_preemptions, 2u);
   EXPECT_EQ(stats.request_recomputed_tokens, 70u);
+  EXPECT_EQ(stats.attention_needed_tokens, 900u);
+  EXPECT_EQ(stats.attention_read_tokens, 300u);
 }
 
 TEST_F(EventsTest, EverythingThatHappensIsTold) {

@@ -387,12 +387,16 @@ TEST_F(SessionTest, UseIsCounted) {
   report.mutable_report_use()->set_fresh_tokens(7);
   report.mutable_report_use()->set_preemptions(2);
   report.mutable_report_use()->set_recomputed_tokens(70);
+  report.mutable_report_use()->set_attention_needed_tokens(900);
+  report.mutable_report_use()->set_attention_read_tokens(300);
   session->Write(report);
   session->Ask(AcquireOf(1, 1, 16, false));  // answered after the report
   EXPECT_EQ(server_->cache().Stats().request_cached_tokens, 100u);
   EXPECT_EQ(server_->cache().Stats().request_fresh_tokens, 7u);
   EXPECT_EQ(server_->cache().Stats().request_preemptions, 2u);
   EXPECT_EQ(server_->cache().Stats().request_recomputed_tokens, 70u);
+  EXPECT_EQ(server_->cache().Stats().attention_needed_tokens, 900u);
+  EXPECT_EQ(server_->cache().Stats().attention_read_tokens, 300u);
 }
 
 TEST_F(SessionTest, ShutdownEndsSessionsAndSaysWhy) {

@@ -188,6 +188,8 @@ class FakeClient final : public CacheClient {
     cache_->counters_.used_fresh += use.fresh_tokens;
     cache_->counters_.preemptions += use.preemptions;
     cache_->counters_.recomputed_tokens += use.recomputed_tokens;
+    cache_->counters_.attention_needed_tokens += use.attention_needed_tokens;
+    cache_->counters_.attention_read_tokens += use.attention_read_tokens;
   }
   absl::StatusOr<std::vector<bool>> SetPolicy(
       const std::vector<PolicyChange>& changes) override {

@@ -43,6 +43,8 @@ class FakeCache {
     uint64_t used_fresh = 0;
     uint64_t preemptions = 0;
     uint64_t recomputed_tokens = 0;
+    uint64_t attention_needed_tokens = 0;
+    uint64_t attention_read_tokens = 0;
   };
   Counters counters() const ABSL_LOCKS_EXCLUDED(mu_);
   uint64_t num_modules() const ABSL_LOCKS_EXCLUDED(mu_);

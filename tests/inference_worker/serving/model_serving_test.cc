@@ -48,6 +48,14 @@ constexpr char kChatSchema[] =
     R"(<schema name="chat"><system>You are kind.</system>)"
     R"(<user><module name="greeting">Good day. </module></user></schema>)";
 
+// A module of more than a tile of attention.
+constexpr char kLongSchema[] =
+    R"(<schema name="long"><module name="doc">)"
+    R"(The museum opens at nine, except on Mondays, when it stays closed. )"
+    R"(The ferry leaves from the old harbour every hour until the evening. )"
+    R"(The castle has three towers, two of which can be climbed in summer.)"
+    R"(</module></schema>)";
+
 // Names are the tests'.
 constexpr PromptCase kCases[] = {
     {"PreambleOnly",
@@ -152,7 +160,8 @@ class ModelServingTest : public ServedModelTest<TinyModel> {
   OneSchema schemas_{{{"travel", kSchema},
                       {"one", OneDocument("one", "Before. ")},
                       {"two", OneDocument("two", "")},
-                      {"chat", kChatSchema}}};
+                      {"chat", kChatSchema},
+                      {"long", kLongSchema}}};
 };
 
 TEST_F(ModelServingTest, CachedAndBypassedLogitsAreEqualBitForBit) {
@@ -161,6 +170,31 @@ TEST_F(ModelServingTest, CachedAndBypassedLogitsAreEqualBitForBit) {
 
 TEST_F(ModelServingTest, ChunksAndCompanyChangeNoBit) {
   ExpectChunksAndCompanyChangeNoBit(kCases);
+}
+
+TEST_F(ModelServingTest, AModuleIsReadOnceForAllThatDecodeOverIt) {
+  const std::string pml = R"(<prompt schema="long"><doc/>When?</prompt>)";
+  GenerationRequest request = Make(pml);
+  ASSERT_GE(request.prompt->plan->num_cached_tokens, 64);
+  Run(request);
+  request.max_tokens = 100;
+  std::vector<std::shared_ptr<RecordingSink>> sinks(4);
+  for (auto& sink : sinks) {
+    sink = std::make_shared<RecordingSink>();
+    sink->SetReady(false);  // until all have their first token
+    PC_ASSERT_OK(scheduler_->Submit(request, sink));
+  }
+  for (auto& sink : sinks) ASSERT_TRUE(sink->WaitTokens(1));
+  const AttentionReads before = scheduler_->stats().attention;
+  for (auto& sink : sinks) sink->SetReady(true);
+  scheduler_->Wake();
+  for (auto& sink : sinks) ASSERT_TRUE(sink->WaitDone());
+  const AttentionReads after = scheduler_->stats().attention;
+  EXPECT_GT(after.needed_tokens - before.needed_tokens,
+            3 * (after.read_tokens - before.read_tokens) / 2);
+  ASSERT_TRUE(scheduler_->Drain(absl::Now() + absl::Seconds(20)));
+  EXPECT_EQ(cache_.counters().attention_needed_tokens, after.needed_tokens);
+  EXPECT_EQ(cache_.counters().attention_read_tokens, after.read_tokens);
 }
 
 TEST_F(ModelServingTest, AgreesWithTheOracle) {
