@@ -81,6 +81,9 @@ TEST_F(StatisticsTest, ASchemasModulesAreMissedOnceAndThenHit) {
   PC_ASSERT_OK(stats);
   EXPECT_EQ(stats->miss_tokens(), created.usage().created_tokens());
   EXPECT_EQ(stats->hit_tokens(), cached.usage().cached_tokens());
+  // The first one's at least.
+  EXPECT_GT(stats->attention_read_tokens(), created.usage().prompt_tokens());
+  EXPECT_GE(stats->attention_needed_tokens(), stats->attention_read_tokens());
 }
 
 TEST_F(StatisticsTest, WarmingCountsNothing) {

@@ -93,6 +93,12 @@ std::string Counts(const v1::CacheStats& stats) {
         WithCommas(stats.request_preemptions()),
         WithCommas(stats.request_recomputed_tokens()));
   }
+  if (stats.attention_read_tokens() > 0) {
+    absl::StrAppendFormat(&out,
+                          "attention %s tokens needed, %s read from memory\n",
+                          WithCommas(stats.attention_needed_tokens()),
+                          WithCommas(stats.attention_read_tokens()));
+  }
   for (const auto& state : stats.modules()) {
     if (state.num_modules() == 0) continue;
     absl::StrAppendFormat(
@@ -172,7 +178,9 @@ void AddStats(CLI::App* app, const Globals* globals, Action* action) {
       "written;\n         quarantined: kept back until a lost worker is "
       "surely gone.\n"
       "Lookups: one for each module that a request asked for; hits were "
-      "there.");
+      "there.\n"
+      "Attention: a module that several requests need at a time is read once; "
+      "not\n         counted on GPUs.");
   command->add_flag("-w,--watch", *watch, "again and again, until Ctrl-C");
   command->add_option("--interval", *interval_s, "seconds between two looks")
       ->check(CLI::Range(0.05, 3600.0))
