@@ -70,9 +70,10 @@ class GenerationJob {
   // are not free now: stays kQueued and holds nothing.
   bool Admit(bool with_cache, uint64_t keep_free);
   // Before each stage: takes what `modules` need for it, and gives back what
-  // they do not. What is read in place, or encoded into the cache or elsewhere,
-  // needs none. ResourceExhausted: they are not free now; the caller pauses it,
-  // and Admit takes them first. FailedPrecondition: as CheckPages.
+  // they do not: what Admit took for them before the last stage only. What is
+  // read in place, or encoded into the cache or elsewhere, needs none.
+  // ResourceExhausted: they are not free now; the caller pauses it, and Admit
+  // takes them first. FailedPrecondition: as CheckPages.
   absl::Status TakeModulePages();
   // Queues rows for all that can be encoded now and, when nothing is pending,
   // for the fresh parts. The job has rows, or has finished its stage. Fails
@@ -198,8 +199,8 @@ class GenerationJob {
   std::unique_ptr<PlanExecution> execution_;
   std::vector<std::byte*> held_pages_;   // all that are ours
   std::vector<std::byte*> spare_pages_;  // of those: not used yet
-  // What the modules of the last attempt needed after the cache was asked:
-  // taken before it is asked again.
+  // What the modules of the last attempt needed after the cache was asked, at
+  // most while any were pending: taken before it is asked again.
   uint64_t reserved_pages_ = 0;
   std::vector<bool> encoded_;
   // Of attempts before this one, that ended in a pause. Where the states came

@@ -120,11 +120,18 @@ uint64_t GenerationJob::ModulePagesNow() const {
 
 absl::Status GenerationJob::TakeModulePages() {
   const uint64_t needed = ModulePagesNow();
-  GiveBackSpare(needed);
-  // With those of earlier stages.
-  reserved_pages_ =
-      needed + held_pages_.size() - spare_pages_.size() - TailPagesNow();
-  if (spare_pages_.size() == needed) return absl::OkStatus();
+  // By modules of earlier stages.
+  const uint64_t used =
+      held_pages_.size() - spare_pages_.size() - TailPagesNow();
+  uint64_t reserved = used + needed;
+  // What is pending may become this request's own to encode, or to read in a
+  // copy, as it did when these pages were lacking. Would they go back now, the
+  // one who let go of it for want of them would take them, and be told that it
+  // is pending here: two could pass pages and reservation on for ever.
+  if (modules.HasPending()) reserved = std::max(reserved, reserved_pages_);
+  reserved_pages_ = reserved;
+  GiveBackSpare(reserved - used);
+  if (spare_pages_.size() >= needed) return absl::OkStatus();
   PC_RETURN_IF_ERROR(CheckMost(reserved_pages_));
   PC_ASSIGN_OR_RETURN(const std::vector<std::byte*> more,
                       pages_->Allocate(needed - spare_pages_.size()));

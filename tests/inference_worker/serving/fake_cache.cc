@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/page_sum.h"
+#include "common/status_macros.h"
 #include "glog/logging.h"
 
 namespace promptcache::worker {
@@ -50,23 +51,9 @@ class FakeLease final : public CacheLease {
   }
 
   absl::Status WaitPending(size_t index, absl::Time deadline) override {
-    MutexLock lock(&cache_->mu_);
-    while (modules_[index].outcome == AcquireOutcome::kPending) {
-      if (cache_->down_ || session_ != cache_->session_) {
-        return absl::UnavailableError("the daemon is gone");
-      }
-      AcquiredModule now =
-          cache_->Look(args_.keys[index], args_, &entries_[index]);
-      if (now.outcome != AcquireOutcome::kPending) {
-        modules_[index] = std::move(now);
-        break;
-      }
-      const absl::Duration left = deadline - absl::Now();
-      if (left <= absl::ZeroDuration()) {
-        return absl::DeadlineExceededError("still pending");
-      }
-      cache_->changed_.WaitWithTimeout(&cache_->mu_, left);
-    }
+    std::function<void()> hook;
+    PC_RETURN_IF_ERROR(AwaitOutcome(index, deadline, &hook));
+    if (hook) hook();
     return absl::OkStatus();
   }
 
@@ -147,6 +134,31 @@ class FakeLease final : public CacheLease {
   }
 
  private:
+  absl::Status AwaitOutcome(size_t index, absl::Time deadline,
+                            std::function<void()>* passed_on) {
+    MutexLock lock(&cache_->mu_);
+    while (modules_[index].outcome == AcquireOutcome::kPending) {
+      if (cache_->down_ || session_ != cache_->session_) {
+        return absl::UnavailableError("the daemon is gone");
+      }
+      AcquiredModule now =
+          cache_->Look(args_.keys[index], args_, &entries_[index]);
+      if (now.outcome != AcquireOutcome::kPending) {
+        modules_[index] = std::move(now);
+        break;
+      }
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) {
+        return absl::DeadlineExceededError("still pending");
+      }
+      cache_->changed_.WaitWithTimeout(&cache_->mu_, left);
+    }
+    if (modules_[index].outcome == AcquireOutcome::kReserved) {
+      *passed_on = cache_->passed_on_hook_;
+    }
+    return absl::OkStatus();
+  }
+
   FakeCache* const cache_;
   const CacheClient::AcquireArgs args_;
   const uint64_t session_;
@@ -168,18 +180,16 @@ class FakeClient final : public CacheClient {
   absl::StatusOr<std::unique_ptr<CacheLease>> Acquire(
       const AcquireArgs& args) override {
     std::function<void()> hook;
+    std::function<void(const CacheLease&)> acquired_hook;
     {
       MutexLock lock(&cache_->mu_);
       hook = cache_->hook_;
+      acquired_hook = cache_->acquired_hook_;
     }
     if (hook) hook();
-    MutexLock lock(&cache_->mu_);
-    if (cache_->down_)
-      return absl::UnavailableError("cache daemon unavailable");
-    ++cache_->counters_.acquires;
-    cache_->domains_.insert(args.isolation_domain);
-    cache_->purposes_.push_back(args.purpose);
-    return std::make_unique<FakeLease>(cache_, args);
+    auto lease = Grant(args);
+    if (acquired_hook && lease.ok()) acquired_hook(**lease);
+    return lease;
   }
   void ReportUse(const RequestUse& use) override {
     MutexLock lock(&cache_->mu_);
@@ -204,6 +214,16 @@ class FakeClient final : public CacheClient {
   }
 
  private:
+  absl::StatusOr<std::unique_ptr<CacheLease>> Grant(const AcquireArgs& args) {
+    MutexLock lock(&cache_->mu_);
+    if (cache_->down_)
+      return absl::UnavailableError("cache daemon unavailable");
+    ++cache_->counters_.acquires;
+    cache_->domains_.insert(args.isolation_domain);
+    cache_->purposes_.push_back(args.purpose);
+    return std::make_unique<FakeLease>(cache_, args);
+  }
+
   FakeCache* const cache_;
 };
 
@@ -385,6 +405,16 @@ void FakeCache::AbandonElsewhere(const ModuleKey& key) {
 void FakeCache::SetAcquireHook(std::function<void()> hook) {
   MutexLock lock(&mu_);
   hook_ = std::move(hook);
+}
+
+void FakeCache::SetAcquiredHook(std::function<void(const CacheLease&)> hook) {
+  MutexLock lock(&mu_);
+  acquired_hook_ = std::move(hook);
+}
+
+void FakeCache::SetPassedOnHook(std::function<void()> hook) {
+  MutexLock lock(&mu_);
+  passed_on_hook_ = std::move(hook);
 }
 
 void FakeCache::SetCommitHook(std::function<void()> hook) {

@@ -81,6 +81,11 @@ class FakeCache {
   void AbandonElsewhere(const ModuleKey& key) ABSL_LOCKS_EXCLUDED(mu_);
   // Called at the start of every Acquire, without a lock.
   void SetAcquireHook(std::function<void()> hook) ABSL_LOCKS_EXCLUDED(mu_);
+  // And before its answer gets there, with what was granted.
+  void SetAcquiredHook(std::function<void(const CacheLease&)> hook)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The same of who has waited for a module and is given it to encode.
+  void SetPassedOnHook(std::function<void()> hook) ABSL_LOCKS_EXCLUDED(mu_);
   // The same for Commit.
   void SetCommitHook(std::function<void()> hook) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -107,6 +112,8 @@ class FakeCache {
   std::vector<AcquirePurpose> purposes_ ABSL_GUARDED_BY(mu_);
   std::set<std::string> domains_ ABSL_GUARDED_BY(mu_);
   std::function<void()> hook_ ABSL_GUARDED_BY(mu_);
+  std::function<void(const CacheLease&)> acquired_hook_ ABSL_GUARDED_BY(mu_);
+  std::function<void()> passed_on_hook_ ABSL_GUARDED_BY(mu_);
   std::function<void()> commit_hook_ ABSL_GUARDED_BY(mu_);
   std::function<ModuleProgress()> progress_ ABSL_GUARDED_BY(mu_);
   Counters counters_ ABSL_GUARDED_BY(mu_);

@@ -172,6 +172,100 @@ TEST_F(ModulePagesTest, PagesThatWereKeptForAModuleGoBackBeforeTheNextStep) {
   EXPECT_EQ(most, kTailPages);
 }
 
+// Two requests for a module that needs pages also when it is encoded into the
+// cache, in a pool that has them but once. The daemon's answers come when it is
+// worst: who has the pages is told that the other one has the reservation, and
+// hears it when that one has found no pages and let go of it.
+class PassedOnTest : public ModulePagesTest {
+ protected:
+  static constexpr uint64_t kScaffoldPages = 10;
+  static constexpr uint64_t kPromptPages = 2;  // of the tail
+  static constexpr uint64_t kPoolPages =
+      2 * (kPromptPages + kScaffoldPages) - 1;
+  static constexpr uint64_t kCalls = 12;  // then they come as they come
+
+  // The document after a text that is thrown away.
+  static std::shared_ptr<const Plan> Scaffolded(uint32_t seed) {
+    PlanBuilder b(1);
+    const auto scaffold = static_cast<int32_t>(kScaffoldPages) * 4;
+    pml::PlanModule module;
+    module.path = "document";
+    module.context = {{.offset = -scaffold, .tokens = b.Tokens(scaffold)}};
+    module.pieces.push_back({0, b.Tokens(8)});
+    module.length = 8;
+    module.text_sha256 = Sha256Of(module.path);
+    b.plan().modules.push_back(std::move(module));
+    b.PlaceModule(0, 0);
+    PlanBuilder question(seed);
+    b.PlaceFresh(8, question.Tokens(6));
+    return b.Build();
+  }
+  void PutAnswersOff() {
+    cache_.SetAcquireHook([this] {
+      call_ = calls_++;
+      if (call_ < kCalls) BeforeAcquire();
+    });
+    cache_.SetAcquiredHook([this](const CacheLease& lease) {
+      if (call_ < kCalls) AfterAcquire(lease.modules()[0].outcome);
+    });
+    cache_.SetPassedOnHook([this] {
+      if (calls_ < kCalls) BeforePassedOn();
+    });
+  }
+  uint64_t pauses() { return scheduler_->stats().preemptions; }
+
+ private:
+  // The second call is given what the first lets go of.
+  void BeforeAcquire() {
+    const auto in_time = [this] {
+      const FakeCache::Counters now = cache_.counters();
+      if (call_ == 1) return now.acquires == 1 && now.live_reservations == 0;
+      return call_ == 0 || now.live_reservations + now.commits == 1;
+    };
+    EXPECT_TRUE(Eventually(in_time)) << call_;
+  }
+  void AfterAcquire(AcquireOutcome outcome) {
+    const auto in_time = [&] {
+      if (call_ == 0) return calls_ == 2;  // both were admitted
+      if (call_ == 1) return cache_.counters().acquires == 3;
+      return outcome != AcquireOutcome::kPending || pauses() >= call_;
+    };
+    EXPECT_TRUE(Eventually(in_time)) << call_;
+  }
+  // Until the other one has asked, or cannot: it has no pages.
+  void BeforePassedOn() {
+    const uint64_t before = cache_.counters().acquires;
+    EXPECT_TRUE(Eventually([&] {
+      return cache_.counters().acquires > before ||
+             used_pages() == kPromptPages + kScaffoldPages;
+    }));
+  }
+
+  std::atomic<uint64_t> calls_ = 0;
+  static thread_local uint64_t call_;  // which Acquire this thread is in
+};
+thread_local uint64_t PassedOnTest::call_ = 0;
+
+TEST_F(PassedOnTest, WhoHasThePagesKeepsThemForTheReservation) {
+  Start(kPoolPages);
+  PutAnswersOff();
+  // At first nobody has them.
+  const auto others = *pages_->Allocate(kPoolPages - 3 * kPromptPages - 2);
+  const std::vector<std::shared_ptr<const Plan>> plans = {Scaffolded(1),
+                                                          Scaffolded(2)};
+  std::vector<Sink> sinks;
+  for (const auto& plan : plans) sinks.push_back(Submit(Request(plan)));
+  ASSERT_TRUE(Eventually([this] { return cache_.counters().acquires == 2; }));
+  pages_->Free(others);
+  scheduler_->Wake();
+  for (size_t i = 0; i < plans.size(); ++i) {
+    ASSERT_TRUE(sinks[i]->WaitDone());
+    EXPECT_EQ(sinks[i]->tokens(), ExpectedTokens(*plans[i], false, 6));
+  }
+  EXPECT_EQ(pauses(), 2u);  // each once
+  EXPECT_EQ(cache_.counters().commits, 1u);
+}
+
 TEST_F(ModulePagesTest, APromptLargerThanThePoolRunsWithTheCache) {
   Start(/*num_pages=*/kTailPages);
   const auto created = Run(Request(Document()));
