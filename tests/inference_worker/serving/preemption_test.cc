@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "inference_worker/serving/plan_execution.h"
 #include "inference_worker/serving/scheduler.h"
 #include "tests/inference_worker/serving/scheduler_fixture.h"
 #include "tests/support/status_matchers.h"
@@ -267,7 +268,7 @@ TEST_F(PreemptionTest, APausedRequestHeedsItsDeadline) {
 
 // Everything at once: shapes, domains, modes, ends, cancellation, slow readers,
 // modules that others encode or do not, and modules that are evicted when
-// nobody reads them.
+// nobody reads them. Who can be served is, and only who cannot is told so.
 class PreemptionStorm : public PreemptionTest {
  protected:
   uint32_t Pick(uint32_t count) {
@@ -305,6 +306,9 @@ class PreemptionStorm : public PreemptionTest {
   void SubmitAll();
   void ReadAll();
   void ExpectAsAlone(size_t i);
+  // That it needs of the pool with a whole answer, all modules `cached` or all
+  // computed here.
+  uint64_t MostPages(const GenerationRequest& request, bool cached);
   void Blow(uint32_t seed);
 
   std::mt19937 random_;
@@ -317,9 +321,27 @@ class PreemptionStorm : public PreemptionTest {
   std::map<size_t, std::shared_ptr<CancelFlag>> flags_;
   uint64_t preemptions_ = 0;
   uint64_t reader_pauses_ = 0;
-  uint64_t too_large_ = 0;
-  uint64_t answers_ = 0;
+  uint64_t refused_ = 0;
+  uint64_t too_large_ = 0;  // as was found later
 };
+
+uint64_t PreemptionStorm::MostPages(const GenerationRequest& request,
+                                    bool cached) {
+  const auto& plan = request.prompt->plan;
+  const PlanExecution execution(plan, backend_.layout(),
+                                {.full_attention = request.full_attention,
+                                 .link_tokens = request.link_tokens,
+                                 .max_new_tokens = request.max_tokens});
+  uint64_t pages = execution.max_tail_pages();
+  if (cached || request.full_attention) return pages;
+  const auto needed =
+      NeededModules(*plan, std::vector<bool>(plan->modules.size(), false));
+  for (size_t i = 0; i < needed.size(); ++i) {
+    if (!needed[i]) continue;
+    pages += execution.module_pages(i) + execution.temporary_pages(i);
+  }
+  return pages;
+}
 
 void PreemptionStorm::EncodeElsewhere() {
   cache_.RevokeAll();
@@ -348,9 +370,14 @@ void PreemptionStorm::SubmitAll() {
     sink->SetReady(Pick(4) != 0);
     if (Pick(3) == 0) sink->SetRoom(1 + Pick(9));
     const auto flag = scheduler_->Submit(requests_[i], sink);
+    const bool asks = requests_[i].cache_mode != CacheMode::kBypass;
+    EXPECT_EQ(flag.ok(),
+              MostPages(requests_[i], asks) <= pages_->capacity_pages())
+        << i;
     if (!flag.ok()) {
       EXPECT_THAT(flag, StatusIs(absl::StatusCode::kFailedPrecondition,
                                  HasSubstr("private KV pages")));
+      ++refused_;
       continue;
     }
     sinks_[i] = sink;
@@ -379,6 +406,9 @@ void PreemptionStorm::ExpectAsAlone(size_t i) {
   EXPECT_EQ(sink->dones(), 1);
   if (absl::IsFailedPrecondition(sink->status())) {
     EXPECT_THAT(sink->status().message(), HasSubstr("private KV pages"));
+    // And could not be served without the cache, were the pool its own.
+    EXPECT_GT(MostPages(requests_[i], /*cached=*/false),
+              pages_->capacity_pages());
     ++too_large_;
     return;
   }
@@ -395,7 +425,6 @@ void PreemptionStorm::ExpectAsAlone(size_t i) {
   EXPECT_EQ(sink->starts(), 1);
   EXPECT_EQ(sink->tokens(), alone_[i]->tokens());
   EXPECT_EQ(sink->text(), alone_[i]->text());
-  ++answers_;
   const CompletedEvent got = sink->completed();
   const CompletedEvent want = alone_[i]->completed();
   EXPECT_EQ(got.logits_sha256, want.logits_sha256);
@@ -437,7 +466,8 @@ TEST_F(PreemptionStorm, EveryAnswerIsThatOfAnUndisturbedRequest) {
   }
   EXPECT_GT(preemptions_, 0u);
   EXPECT_GT(reader_pauses_, 0u);
-  EXPECT_GT(answers_, 20 * too_large_);
+  EXPECT_GT(refused_, 0u);
+  EXPECT_GT(too_large_, 0u);
 }
 
 }  // namespace
