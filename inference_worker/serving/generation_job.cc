@@ -307,6 +307,7 @@ void GenerationJob::Release() {
   modules = ModuleSet{};
   execution_.reset();
   spare_pages_.clear();
+  lent_pages_ = 0;
   if (!held_pages_.empty()) pages_->Free(std::exchange(held_pages_, {}));
 }
 

@@ -75,6 +75,13 @@ class GenerationJob {
   // ResourceExhausted: they are not free now; the caller pauses it, and Admit
   // takes them first. FailedPrecondition: as CheckPages.
   absl::Status TakeModulePages();
+  // In kWaiting: gives back what nothing was written to yet, its tail and what
+  // it keeps for modules. TakeModulePages takes the tail again.
+  void LendPages();
+  bool has_idle_pages() const {
+    return execution_->num_tail_pages() + spare_pages_.size() > 0;
+  }
+  uint64_t lent_pages() const { return lent_pages_; }
   // Queues rows for all that can be encoded now and, when nothing is pending,
   // for the fresh parts. The job has rows, or has finished its stage. Fails
   // when a GPU does.
@@ -202,6 +209,7 @@ class GenerationJob {
   // What the modules of the last attempt needed after the cache was asked, at
   // most while any were pending: taken before it is asked again.
   uint64_t reserved_pages_ = 0;
+  uint64_t lent_pages_ = 0;
   std::vector<bool> encoded_;
   // Of attempts before this one, that ended in a pause. Where the states came
   // from that they used; kFresh: they used none.

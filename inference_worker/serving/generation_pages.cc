@@ -120,9 +120,10 @@ uint64_t GenerationJob::ModulePagesNow() const {
 
 absl::Status GenerationJob::TakeModulePages() {
   const uint64_t needed = ModulePagesNow();
+  const uint64_t lent_tail = TailPagesNow() - execution_->num_tail_pages();
   // By modules of earlier stages.
   const uint64_t used =
-      held_pages_.size() - spare_pages_.size() - TailPagesNow();
+      held_pages_.size() - spare_pages_.size() - execution_->num_tail_pages();
   uint64_t reserved = used + needed;
   // What is pending may become this request's own to encode, or to read in a
   // copy, as it did when these pages were lacking. Would they go back now, the
@@ -131,13 +132,24 @@ absl::Status GenerationJob::TakeModulePages() {
   if (modules.HasPending()) reserved = std::max(reserved, reserved_pages_);
   reserved_pages_ = reserved;
   GiveBackSpare(reserved - used);
-  if (spare_pages_.size() >= needed) return absl::OkStatus();
-  PC_RETURN_IF_ERROR(CheckMost(reserved_pages_));
-  PC_ASSIGN_OR_RETURN(const std::vector<std::byte*> more,
-                      pages_->Allocate(needed - spare_pages_.size()));
-  held_pages_.insert(held_pages_.end(), more.begin(), more.end());
-  spare_pages_.insert(spare_pages_.end(), more.begin(), more.end());
+  const uint64_t wanted = needed + lent_tail;
+  if (spare_pages_.size() < wanted) {
+    PC_RETURN_IF_ERROR(CheckMost(reserved_pages_));
+    PC_ASSIGN_OR_RETURN(const std::vector<std::byte*> more,
+                        pages_->Allocate(wanted - spare_pages_.size()));
+    held_pages_.insert(held_pages_.end(), more.begin(), more.end());
+    spare_pages_.insert(spare_pages_.end(), more.begin(), more.end());
+  }
+  execution_->AddTail(TakePages(lent_tail));
+  lent_pages_ = 0;
   return absl::OkStatus();
+}
+
+void GenerationJob::LendPages() {
+  const std::vector<std::byte*> tail = execution_->TakeTail();
+  spare_pages_.insert(spare_pages_.end(), tail.begin(), tail.end());
+  lent_pages_ = spare_pages_.size();
+  GiveBackSpare(0);
 }
 
 bool GenerationJob::ReadsCopy(size_t module) const {

@@ -156,6 +156,14 @@ void PlanExecution::AddTail(std::span<std::byte* const> pages) {
   tail_.write.insert(tail_.write.end(), pages.begin(), pages.end());
 }
 
+std::vector<std::byte*> PlanExecution::TakeTail() {
+  CHECK(plan_views_.empty()) << "rows name its pages";
+  tail_.read.clear();
+  const std::vector<std::byte*> pages = tail_.write;
+  tail_.write.clear();  // its room stays: views will point into it
+  return pages;
+}
+
 void PlanExecution::SetReadable(size_t module,
                                 std::vector<const std::byte*> pages) {
   CHECK_EQ(pages.size(), module_pages(module));

@@ -93,6 +93,9 @@ class PlanExecution {
 
   // Pages at the tail's end. REQUIRES: never more than max_tail_pages.
   void AddTail(std::span<std::byte* const> pages);
+  // All of them. REQUIRES: ComputeFresh was not called.
+  std::vector<std::byte*> TakeTail();
+  uint64_t num_tail_pages() const { return tail_.write.size(); }
   // What the tail lacks for the rows that are queued. REQUIRES of NextRows: 0.
   uint64_t missing_tail_pages() const {
     return tail_pages(generated_.size()) - tail_.write.size();

@@ -356,6 +356,13 @@ bool Scheduler::AsksCache(const GenerationJob& job) const {
   return client_ != nullptr && options_.no_reuse.empty() && job.wants_cache();
 }
 
+// What those that wait have lent is theirs before it is anybody's who comes.
+uint64_t Scheduler::PagesAhead() const {
+  uint64_t pages = kPagesAhead * running_.size();
+  for (const Job& job : running_) pages += job->lent_pages();
+  return pages;
+}
+
 // In a domain in order of arrival. Who is next and finds no pages waits for
 // them, and is not starved by small ones behind it.
 void Scheduler::AdmitQueued() {
@@ -382,7 +389,7 @@ void Scheduler::AdmitQueued() {
       EndDoneJobs();
       continue;
     }
-    if (!first.Admit(with_cache, kPagesAhead * running_.size())) {
+    if (!first.Admit(with_cache, PagesAhead())) {
       if (!TakeFromSlowReader(options_.reader_patience)) return;
       continue;
     }

@@ -64,8 +64,9 @@ struct SchedulerStats {
 // whose modules turn out to need pages that are not free. Who could not have
 // its pages although all its modules were cached is refused; who cannot have
 // them because some are not ends there. So the last one running has enough, as
-// soon as those are back that wait for modules (pending_timeout at most): they
-// keep their pages meanwhile.
+// soon as those are back whose task is with the executor. Who waits for modules
+// that others encode is not waited for: it lends its pages to older ones, loses
+// nothing by it, and is paused only if they are not free when it has waited.
 //
 // A request whose reader is behind is not computed on. After a while it gives
 // its place, its pages and its lease to whoever waits for one of them, after a
@@ -163,6 +164,8 @@ class Scheduler {
   // For one more to run.
   // Those that must end, or make way, for one more to be admitted.
   size_t MissingSlots() const;
+  // That one more must leave free.
+  uint64_t PagesAhead() const;
   bool AsksCache(const GenerationJob& job) const;
   // The end: nobody that could get on.
   std::deque<Job>::iterator NextQueued();
@@ -195,7 +198,8 @@ class Scheduler {
   // Gives every request that decodes the page it needs, the oldest first.
   void GrowTails();
   void GrowTail(GenerationJob* job);
-  // For want of pages. Null: nobody but the one who asks.
+  // For want of pages; in kWaiting, of those that are idle. Null: nobody but
+  // the one who asks.
   GenerationJob* NextVictim();
   // Of those that may be paused; by turns as fair_share.h says.
   GenerationJob* ToPause(

@@ -92,6 +92,7 @@ GenerationJob* Scheduler::ToPause(
 GenerationJob* Scheduler::NextVictim() {
   size_t candidates = 0;
   GenerationJob* const next = ToPause([&](const GenerationJob& job) {
+    if (job.state == State::kWaiting) return job.has_idle_pages();
     // What others hold belongs to the executor's task for now.
     const bool ours =
         job.state == State::kPrefill || job.state == State::kDecode;
@@ -99,7 +100,8 @@ GenerationJob* Scheduler::NextVictim() {
     ++candidates;
     return true;
   });
-  return candidates < 2 ? nullptr : next;
+  const bool idle = next != nullptr && next->state == State::kWaiting;
+  return candidates < 2 && !idle ? nullptr : next;
 }
 
 bool Scheduler::ReaderIsBehind(const GenerationJob& job,
@@ -139,7 +141,11 @@ void Scheduler::GrowTail(GenerationJob* job) {
     if (TakeFromSlowReader(options_.reader_patience)) continue;
     GenerationJob* victim = NextVictim();
     if (victim == nullptr) return;  // until the executor's tasks are back
-    Preempt(victim, GenerationJob::Pause::kPages);
+    if (victim->state == State::kWaiting) {
+      victim->LendPages();
+    } else {
+      Preempt(victim, GenerationJob::Pause::kPages);
+    }
   }
 }
 

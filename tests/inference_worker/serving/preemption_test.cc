@@ -222,24 +222,104 @@ TEST_F(PreemptionTest, TheCacheIsToldWhoAsksAgain) {
 TEST_F(PreemptionTest, PagesThatATaskHoldsAreWaitedFor) {
   Start(/*num_pages=*/16);
   const auto plan = PlanBuilder::Exact(7, 20);
-  cache_.ReserveElsewhere(KeyOf(plan, 1), 20);
   auto old = std::make_shared<RecordingSink>();
   old->SetReady(false);
   PC_ASSERT_OK(scheduler_->Submit(Plain(1, 50), old));  // 15 pages
   ASSERT_TRUE(old->WaitTokens(1));
-  // Its tail's pages are its own while it waits for another's module.
+  // Its tail's pages are its own while the cache is asked.
+  Gate answer;
+  cache_.SetAcquireHook([&] { answer.Wait(); });
   const Sink young = Submit(Request(plan));
-  ASSERT_TRUE(Eventually([&] { return cache_.counters().commits == 1; }));
   old->SetReady(true);
   scheduler_->Wake();
   ASSERT_TRUE(Eventually([&] { return pages_->free_pages() == 0; }));
   EXPECT_EQ(old->dones(), 0);
-  cache_.AbandonElsewhere(KeyOf(plan, 1));
+  answer.Open();
   ASSERT_TRUE(old->WaitDone());
   ASSERT_TRUE(young->WaitDone());
   EXPECT_FALSE(WasPaused(old));
   EXPECT_EQ(old->tokens().size(), 50u);
   EXPECT_EQ(young->tokens(), ExpectedTokens(*plan, false, 6));
+}
+
+// An answer that needs all of the pool, with room for so many tokens at its
+// reader; and a younger request for a module that others encode.
+class LentPagesTest : public PreemptionTest {
+ protected:
+  static constexpr uint32_t kAnswer = 50;
+
+  void StartBoth(size_t room) {
+    options_.reader_patience = options_.reader_limit;
+    Start(/*num_pages=*/15);
+    old_ = std::make_shared<RecordingSink>();
+    old_->SetRoom(1);
+    PC_ASSERT_OK(scheduler_->Submit(Plain(1, kAnswer), old_));
+    ASSERT_TRUE(old_->WaitTokens(1));
+    cache_.ReserveElsewhere(KeyOf(plan_, 1), 20);
+    young_ = Submit(Request(plan_));
+    // The other module is there: nothing else is left to do for it.
+    ASSERT_TRUE(Eventually([&] { return cache_.counters().commits == 1; }));
+    old_->SetRoom(room);
+    scheduler_->Wake();
+    ASSERT_TRUE(old_->WaitTokens(room));
+    EXPECT_EQ(scheduler_->stats().preemptions, 0u);
+  }
+  void LetYoungGoOn() { cache_.AbandonElsewhere(KeyOf(plan_, 1)); }
+  void ExpectAnswers() {
+    ASSERT_TRUE(old_->WaitDone());
+    ASSERT_TRUE(young_->WaitDone());
+    EXPECT_FALSE(WasPaused(old_));
+    EXPECT_EQ(old_->tokens().size(), kAnswer);
+    EXPECT_EQ(young_->tokens(), ExpectedTokens(*plan_, false, 6));
+  }
+
+  const std::shared_ptr<const Plan> plan_ = PlanBuilder::Exact(7, 20);
+  Sink old_;
+  Sink young_;
+};
+
+TEST_F(LentPagesTest, WhoWaitsForAModuleIsNotWaitedFor) {
+  StartBoth(/*room=*/kAnswer);
+  EXPECT_TRUE(old_->WaitDone());
+  EXPECT_EQ(young_->dones(), 0);
+  LetYoungGoOn();
+  ExpectAnswers();
+  EXPECT_FALSE(WasPaused(young_));
+  EXPECT_EQ(cache_.counters().acquires, 1u);
+}
+
+TEST_F(LentPagesTest, WhoFindsNoneWhenItHasWaitedIsPaused) {
+  StartBoth(/*room=*/kAnswer - 1);
+  LetYoungGoOn();
+  ASSERT_TRUE(Eventually([&] { return scheduler_->stats().preemptions == 1; }));
+  old_->SetRoom(kAnswer);
+  scheduler_->Wake();
+  ExpectAnswers();
+  EXPECT_TRUE(WasPaused(young_));
+  EXPECT_EQ(scheduler_->stats().preemptions, 1u);
+  EXPECT_EQ(scheduler_->stats().recomputed_tokens, 0u);
+}
+
+TEST_F(LentPagesTest, NobodyNewIsAdmittedIntoThem) {
+  StartBoth(/*room=*/20);
+  const auto others = *pages_->Allocate(pages_->free_pages());
+  old_->SetRoom(26);
+  scheduler_->Wake();
+  ASSERT_TRUE(old_->WaitTokens(26));
+  pages_->Free(others);
+  // The two of its prompt, and two for each that runs.
+  ASSERT_EQ(pages_->free_pages(), 6u);
+  const Sink newest = Submit(Plain(3));
+  old_->SetRoom(27);  // into the page that it has
+  scheduler_->Wake();
+  ASSERT_TRUE(old_->WaitTokens(27));
+  EXPECT_EQ(pages_->free_pages(), 6u);
+  EXPECT_EQ(newest->starts(), 0);
+  LetYoungGoOn();
+  old_->SetRoom(kAnswer);
+  scheduler_->Wake();
+  ExpectAnswers();
+  EXPECT_TRUE(newest->WaitDone());
 }
 
 TEST_F(PreemptionTest, APausedRequestHeedsItsDeadline) {
