@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <string>
+
 namespace promptcache::bench {
 namespace {
 
@@ -18,11 +22,18 @@ TEST(BarTest, ItsLimitIsHeld) {
   EXPECT_TRUE((Bar{.value = 1, .limit = 1, .at_least = true}.held()));
 }
 
-TEST(StolenTimeTest, IsAShareOfWhatHasPassed) {
-  const StolenTime stolen;
-  const double share = stolen.Share();
-  EXPECT_GE(share, 0);
-  EXPECT_LE(share, 1);
+TEST(StolenTimeTest, IsItsShareOfAllTimeSince) {
+  const std::string file = ::testing::TempDir() + "stolen_time_test.stat";
+  std::ofstream(file) << "cpu  10 0 10 70 0 0 0 10 7 0\n";
+  const StolenTime stolen(file);
+  EXPECT_EQ(stolen.Share(), 0);
+  std::ofstream(file) << "cpu  20 5 15 90 5 5 5 55 7 0\n";  // 100 more
+  EXPECT_DOUBLE_EQ(stolen.Share(), 0.45);
+  std::filesystem::remove(file);
+}
+
+TEST(StolenTimeTest, IsZeroWhereNothingTells) {
+  EXPECT_EQ(StolenTime("/no/such/file").Share(), 0);
 }
 
 }  // namespace

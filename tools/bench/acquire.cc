@@ -15,8 +15,8 @@
 // before they ask: of up to 65,536 modules each, spread over all of them. They
 // ask once the daemon has nothing left to do of what filled it: it goes on
 // writing to its registry for a while.
-// In the same turns they exchange messages of 4 KiB with a process that does
-// nothing else: the floor, what waking and sockets take on this machine.
+// In the same turns they exchange messages of that length with a process that
+// does nothing else: the floor, what waking and sockets take on this machine.
 
 #include <time.h>
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -15,16 +16,18 @@
 namespace promptcache::bench {
 namespace {
 
-using Message = std::array<std::byte, kExchangeBytes>;
+using Message = std::array<std::byte, kAskedBytes>;
+static_assert(kAnsweredBytes <= kAskedBytes);
 
-// Sockets keep a message's bounds. False once the peer has closed.
-bool Receive(int fd, Message* message) {
-  return ::recv(fd, message->data(), message->size(), 0) ==
-         static_cast<ssize_t>(message->size());
+// Of a whole message, whose bounds the socket keeps. False once the peer has
+// closed.
+bool Receive(int fd, Message* message, size_t num_bytes) {
+  return ::recv(fd, message->data(), num_bytes, 0) ==
+         static_cast<ssize_t>(num_bytes);
 }
-bool Send(int fd, const Message& message) {
-  return ::send(fd, message.data(), message.size(), MSG_NOSIGNAL) ==
-         static_cast<ssize_t>(message.size());
+bool Send(int fd, const Message& message, size_t num_bytes) {
+  return ::send(fd, message.data(), num_bytes, MSG_NOSIGNAL) ==
+         static_cast<ssize_t>(num_bytes);
 }
 
 }  // namespace
@@ -43,7 +46,8 @@ absl::Status AnswerExchanges(const std::string& path) {
     }
     for (size_t i = asking.size(); i > 0; --i) {
       if (polled[i].revents == 0) continue;
-      if (!Receive(polled[i].fd, &message) || !Send(polled[i].fd, message)) {
+      if (!Receive(polled[i].fd, &message, kAskedBytes) ||
+          !Send(polled[i].fd, message, kAnsweredBytes)) {
         asking.erase(asking.begin() + static_cast<std::ptrdiff_t>(i) - 1);
       }
     }
@@ -67,7 +71,8 @@ absl::StatusOr<BareExchange> BareExchange::Connect(const std::string& path,
 
 absl::Status BareExchange::Once() {
   Message message{};
-  return Send(fd_.get(), message) && Receive(fd_.get(), &message)
+  return Send(fd_.get(), message, kAskedBytes) &&
+                 Receive(fd_.get(), &message, kAnsweredBytes)
              ? absl::OkStatus()
              : absl::UnavailableError("who answers exchanges has ended");
 }

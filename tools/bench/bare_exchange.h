@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -11,8 +12,10 @@
 namespace promptcache::bench {
 
 // The least that an answer over a Unix socket takes on this machine: messages
-// as long as an Acquire of 64 modules and its reply, of which nothing is read.
-inline constexpr size_t kExchangeBytes = 4096;
+// of which nothing is read, as long as what gRPC sends for an Acquire of 64
+// modules and for its reply.
+inline constexpr size_t kAskedBytes = 6400;
+inline constexpr size_t kAnsweredBytes = 800;
 
 // Answers all who connect to `path`, one at a time, until this process ends.
 absl::Status AnswerExchanges(const std::string& path);

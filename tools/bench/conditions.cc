@@ -2,10 +2,12 @@
 
 #include <sched.h>
 
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -68,18 +70,16 @@ Conditions ReadConditions(std::string held_against) {
   return conditions;
 }
 
-StolenTime::Ticks StolenTime::Read() {
-  std::ifstream stat("/proc/stat");
+StolenTime::Ticks StolenTime::Read() const {
+  std::ifstream stat(file_);
   std::string name;  // "cpu": all of them
   stat >> name;
-  Ticks ticks;
-  // user, nice, system, idle, iowait, irq, softirq, steal; guests, which
-  // follow, are in user.
-  for (uint64_t i = 0, value = 0; i < 8 && stat >> value; ++i) {
-    ticks.all += value;
-    ticks.stolen = value;
-  }
-  return ticks;
+  // user, nice, system, idle, iowait, irq, softirq, steal. Guests, which
+  // follow, are in user already.
+  std::array<uint64_t, 8> ticks{};
+  for (uint64_t& value : ticks) stat >> value;
+  return {.stolen = ticks.back(),
+          .all = std::accumulate(ticks.begin(), ticks.end(), uint64_t{0})};
 }
 
 double StolenTime::Share() const {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace promptcache::bench {
@@ -25,8 +26,10 @@ Conditions ReadConditions(std::string held_against);
 // measured.
 class StolenTime {
  public:
-  StolenTime() : begin_(Read()) {}
-  // Of all time since, 0 to 1. 0 where /proc/stat does not tell.
+  // Reads a file in the form of /proc/stat, now and at each Share.
+  explicit StolenTime(std::string file = "/proc/stat")
+      : file_(std::move(file)), begin_(Read()) {}
+  // Of all time since, 0 to 1. 0 where the file does not tell.
   double Share() const;
 
  private:
@@ -34,8 +37,9 @@ class StolenTime {
     uint64_t stolen = 0;
     uint64_t all = 0;
   };
-  static Ticks Read();
+  Ticks Read() const;
 
+  std::string file_;
   Ticks begin_;
 };
 
